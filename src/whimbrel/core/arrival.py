@@ -1,0 +1,148 @@
+"""Keys that come: what the destination instance of a move does.
+
+A key is WAITING until its parcel is here: its records are buffered. Then it is a SHADOW: the buffered records behind
+the parcel's `seq` and all that follow are applied in silence (the emission filter), because the source still speaks.
+After CUTOVER the destination speaks. Parcels come through the control lane and may be here before BEGIN is.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Parcel, Ready, Record, Shipped
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+
+
+class Tick(msgspec.Struct, array_like=True):
+    """A tick that a key may have to catch up with once its state is here."""
+
+    seq: int
+    src: str
+    event_us: int
+    ingress_us: int
+
+
+class Arrival(msgspec.Struct):
+    """How far a move has come at one part of its destination. Sets name the routers a marker has come from."""
+
+    move: Move | None = None
+    """None while only parcels have come."""
+    begun: set[str] = set()
+    cut: set[str] = set()
+    off: set[str] = set()
+    shipped: set[int] = set()
+    """Which parts of the source have sent everything."""
+    parts: int = 0
+    pieces: dict[str, list[bytes]] = {}
+    ticks: list[Tick] = []
+    ready: bool = False
+
+    def takes(self, key: str) -> bool:
+        """Whether the key belongs to this move."""
+        return self.move is not None and key in self.move.selection
+
+    def is_silent(self, src: str) -> bool:
+        """The emission filter: until its router has cut over, a key's results come from the source."""
+        return src not in self.cut
+
+    def is_frozen(self, src: str) -> bool:
+        """Whether the time of keys that come through this router stands still, at both ends."""
+        return self.move is not None and self.move.hold and src not in self.cut
+
+    def buffers(self, key: str, instance: Instance) -> bool:
+        """Whether the key's state may still be under way."""
+        return not self.ready and key not in instance.entries
+
+    def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
+        """A data record of a coming key."""
+        if self.buffers(record.key, instance):
+            instance.buffer(record)
+        else:
+            instance._serve(record, out, self.is_silent(record.src))
+
+    def note_tick(self, record: Record) -> None:
+        """A tick has come while some keys' states are under way."""
+        if not self.ready and self.move is not None and not self.move.hold:
+            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+
+    def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
+        """A parcel has come: its keys' states are here, and what waited for them is applied."""
+        for key, luggage in parcel.keys.items():
+            whole = self._join(key, luggage, parcel)
+            if whole is not None and key not in instance.entries:
+                instance.install(key, whole)
+                self._catch_up(instance, key, out)
+
+    def _join(self, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
+        if parcel.pieces == 1:
+            return luggage
+        pieces = self.pieces.setdefault(key, [])
+        if parcel.piece == len(pieces):
+            pieces.append(luggage.state)
+        if len(pieces) < parcel.pieces:
+            return None
+        return msgspec.structs.replace(luggage, state=b"".join(self.pieces.pop(key)))
+
+    def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
+        """Apply what waited for a key, ticks included, in the order of its stream."""
+        records = instance.unbuffer(key)
+        entry = instance.entries.get(key)
+        src = entry.src if entry else records[0].src
+        ticks = [
+            Record(0, Kind.TICK, 0, "", tick.seq, 0, tick.src, tick.event_us, tick.ingress_us, None)
+            for tick in self.ticks
+            if tick.src == src
+        ]
+        for record in sorted([*records, *ticks], key=attrgetter("seq")) if ticks else records:
+            if record.kind == Kind.DATA:
+                instance._serve(record, out, self.is_silent(record.src))
+            else:
+                entry = instance.entries.get(key)
+                if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
+                    instance.expire(entry, key, record, out, self.is_silent(record.src))
+
+    def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
+        """A part of the source has sent everything."""
+        self.shipped.add(shipped.part)
+        self.parts = shipped.parts
+        self._check_ready(instance, out)
+
+    def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
+        """A marker has come."""
+        assert self.move is not None
+        part = (self.move.id, instance.name, instance.part, instance.parts)
+        if kind == Kind.BEGIN:
+            self.begun.add(record.src)
+            self._check_ready(instance, out)
+        elif kind == Kind.CUTOVER:
+            self.cut.add(record.src)
+            if self.cut == self.move.routers:
+                instance.epochs.put(self.move.selection, self.move.epoch)
+                del instance.moves.arrivals[self.move.id]
+                out.notices.append(Opened(*part))
+        elif kind == Kind.ABORT:
+            self.off.add(record.src)
+            if self.off == self.move.routers:
+                instance.drop(instance.keys_in(self.move))
+                for key in [key for key in instance.waiting if self.takes(key)]:
+                    instance.unbuffer(key)
+                del instance.moves.arrivals[self.move.id]
+                instance.moves.aborted.add(self.move.id)
+                out.notices.append(Aborted(*part))
+
+    def _check_ready(self, instance: Instance, out: Emissions) -> None:
+        """When everything is here, keys that still wait are keys the source has never had: they start from nothing."""
+        if self.ready or self.move is None or self.begun != self.move.routers:
+            return
+        if not self.parts or len(self.shipped) < self.parts:
+            return
+        for key in [key for key in instance.waiting if self.takes(key)]:
+            self._catch_up(instance, key, out)
+        self.ready = True
+        self.ticks = []
+        out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))

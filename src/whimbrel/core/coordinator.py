@@ -1,0 +1,119 @@
+"""The coordinator of one stage: which migrations there are, whether a new one may start, and what each event means.
+
+Knows the stage's routes and which instance runs at which site. Pure: whoever runs it journals a migration after each
+event, before carrying out the commands that `handle` returned, and after a restart carries out what `resume` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whimbrel.core.errors import Conflict, Refused, UnknownName
+from whimbrel.core.keys import Selection
+from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
+from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Command, Event, Migration, Ordered
+from whimbrel.core.record import Aborted, Move
+from whimbrel.core.router import RouteTable
+
+
+class Coordinator:
+    """The migrations of one stage."""
+
+    def __init__(self, stage: str, table: RouteTable, sites: dict[str, str], routers: frozenset[str]) -> None:
+        self.stage, self.table, self.sites, self.routers = stage, table, sites, routers
+        """`sites`: by instance, where it runs."""
+        self.migrations: dict[str, Migration] = {}
+
+    # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(
+        self, selection: Selection, destination: str, site: str, protocol: str, id: str, **limits: int
+    ) -> list[Migration]:
+        """The migrations that bring a selection to a site, one for each instance that has some of it.
+
+        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now.
+        `limits` are the move's `budget` and `chunk`.
+        """
+        rules = protocol_named(protocol)
+        if destination not in self.sites:
+            raise UnknownName("instance", destination, list(self.sites))
+        owners = sorted({owner for owner in self.table.owners.values(selection) if self.sites[owner] != site})
+        planned = []
+        for number, owner in enumerate(owners):
+            share = self.table.owners.select(owner, selection)
+            if protocol == "restart" and share != self.table.owners.select(owner):
+                raise Refused(
+                    f"restart moves a whole instance, and {owner} has keys that were not selected; "
+                    "select all of its keys, or use another protocol"
+                )
+            move = Move(
+                id=id if len(owners) == 1 else f"{id}.{number + 1}",
+                stage=self.stage,
+                protocol=protocol,
+                source=owner,
+                destination=owner if protocol == "restart" else destination,
+                selection=share,
+                epoch=self.table.next_epoch(share),
+                routers=self.routers,
+                hold=rules.hold,
+                **limits,
+            )
+            self._check_free(move)
+            planned.append(Migration(move, self.sites[owner], site))
+        return planned
+
+    def _check_free(self, move: Move) -> None:
+        for other in self.unsettled():
+            whole = "restart" in (move.protocol, other.move.protocol) and bool(
+                {move.source, move.destination} & {other.move.source, other.move.destination}
+            )
+            if other.is_over and other.move.destination != move.destination:
+                continue
+            if whole or other.move.selection.overlaps(move.selection):
+                raise Conflict(
+                    f"migration {other.move.id} ({other.phase}) has some of these keys; wait for it or abort"
+                )
+
+    def unsettled(self) -> Iterator[Migration]:
+        """Migrations that are under way, or aborted but not yet cleaned up at their destination."""
+        return (migration for migration in self.migrations.values() if not self._is_settled(migration))
+
+    def _is_settled(self, migration: Migration) -> bool:
+        if migration.phase != ABORTED or migration.move.protocol == "restart":
+            return migration.is_over
+        unbegun = migration.story[-1].phase == ORDERED
+        return unbegun or migration.has_heard(Aborted, migration.move.destination)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, migration: Migration, now_us: int = 0) -> list[Command]:
+        """Take a planned migration in, and begin."""
+        self.migrations[migration.move.id] = migration
+        return self.handle(migration.move.id, Ordered(), now_us)
+
+    def handle(self, id: str, event: Event, now_us: int = 0) -> list[Command]:
+        """Tell a migration an event; get what is to be done."""
+        if id not in self.migrations:
+            raise UnknownName("migration", id, list(self.migrations))
+        migration = self.migrations[id]
+        was_over = migration.phase == DONE
+        commands = machine.handle(PROTOCOLS[migration.move.protocol], migration, event, now_us)
+        if migration.phase == DONE and not was_over:
+            self._settle(migration)
+        return commands
+
+    def _settle(self, migration: Migration) -> None:
+        if migration.move.protocol == "restart":
+            self.sites[migration.move.source] = migration.to_site
+        else:
+            self.table.hand_over(migration.move)
+
+    def adopt(self, migration: Migration) -> list[Command]:
+        """After a restart: take a journalled migration in again; get what must be said again.
+
+        Migrations are adopted in the order in which they were ordered, so that the routes come out the same.
+        """
+        self.migrations[migration.move.id] = migration
+        if migration.phase == DONE:
+            self._settle(migration)
+        return machine.resume(PROTOCOLS[migration.move.protocol], migration)

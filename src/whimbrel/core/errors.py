@@ -1,0 +1,89 @@
+"""Every error Whimbrel raises on purpose. The first level says what to do about it.
+
+    WhimbrelError
+    ├── Refused            the request is wrong: change it; nothing has happened
+    │   ├── UnknownName        no such site, stage, key, protocol ...
+    │   ├── Conflict           it collides with something under way
+    │   └── BadRecord          this input cannot be taken in (dead-lettered with its reason)
+    ├── Retry              the same call may succeed later; nothing has happened
+    │   └── Unavailable        something it needs is not there right now
+    ├── Stop               data on disk is not what it must be: do not go on, look
+    │   ├── Trimmed            a read of what was given up
+    │   ├── Corrupt            bytes that do not decode, or whose checksum is wrong
+    │   └── NewerFormat        written by a newer version of Whimbrel
+    └── Bug                Whimbrel contradicts itself: please report it, with the story it carries
+        └── UnknownEvent       a protocol met an event that its table does not have
+
+Errors of other libraries are translated where they enter; attributes carry what a caller may want to look at.
+"""
+
+from __future__ import annotations
+
+
+class WhimbrelError(Exception):
+    """The root: catch this to catch everything raised on purpose."""
+
+
+class Refused(WhimbrelError):
+    """The request is wrong and nothing has happened."""
+
+
+class UnknownName(Refused):
+    """A name that nobody has: `kind` says of what, `known` what there is instead."""
+
+    def __init__(self, kind: str, name: str, known: list[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        listed = ", ".join(self.known[:10]) + (", ..." if len(self.known) > 10 else "")
+        super().__init__(f"unknown {kind} {name!r}" + (f"; there is: {listed}" if listed else ""))
+
+
+class Conflict(Refused):
+    """The request collides with something under way."""
+
+
+class BadRecord(Refused):
+    """One input record that cannot be taken in; `reason` is a short word, the message says it in full."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class Retry(WhimbrelError):
+    """The same call may succeed later; nothing has happened."""
+
+
+class Unavailable(Retry):
+    """Something the call needs is not there right now."""
+
+
+class Stop(WhimbrelError):
+    """Data on disk is not what it must be."""
+
+
+class Trimmed(Stop):
+    """A read below a log's head."""
+
+    def __init__(self, start: int, head: int) -> None:
+        self.start, self.head = start, head
+        super().__init__(f"position {start} was trimmed; the log now starts at {head}")
+
+
+class Corrupt(Stop):
+    """Bytes that do not decode, or whose checksum does not fit."""
+
+
+class NewerFormat(Stop):
+    """Written by a newer version of Whimbrel than this one."""
+
+
+class Bug(WhimbrelError):
+    """Whimbrel contradicts itself."""
+
+
+class UnknownEvent(Bug):
+    """A protocol met an event that its table does not have; `story` is the migration's life so far."""
+
+    def __init__(self, phase: str, event: str, story: list[str]) -> None:
+        self.phase, self.event, self.story = phase, event, story
+        super().__init__(f"event {event} in phase {phase} is not in the table; story: " + " → ".join(story))

@@ -1,0 +1,427 @@
+"""An instance of a stage: applies records to the state of its keys and says what follows from them.
+
+Stands between the inbox and the outbox. No I/O, no clock, no threads: records in (`apply`), emissions out; what
+changed since the last batch (`delta`), and a way to become what such deltas describe (`load`).
+
+An instance may be cut into parts (Spark calls one part a group): each holds the bins with `bin % parts == part` and
+knows nothing of the others. Markers and ticks reach every part.
+
+Reading order: `apply` → `_serve` is the whole life of a record while nothing moves. What a part does while keys leave
+is in departure.py, while keys come in arrival.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, ClassVar
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.arrival import Arrival
+from whimbrel.core.departure import Departure
+from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
+from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
+from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Parked, Post, Record, Result, Shipped
+
+
+class Entry:
+    """One key of an instance. `saved` is its state at the end of the last batch, `since` what was applied after."""
+
+    __slots__ = ("offset", "saved", "seq", "since", "src", "state", "timers")
+
+    def __init__(self, state: Any, saved: Luggage | None = None) -> None:
+        self.state = state
+        self.saved = saved
+        self.seq, self.src, self.timers = (saved.seq, saved.src, list(saved.timers)) if saved else (-1, "", [])
+        self.since: list[Record] = []
+        self.offset = -1
+
+
+class Buffered(msgspec.Struct, array_like=True):
+    """A record that waits for its key's state, as it is stored."""
+
+    offset: int
+    bin: int
+    key: str
+    seq: int
+    epoch: int
+    src: str
+    event_us: int
+    ingress_us: int
+    body: bytes
+
+
+class Moves(msgspec.Struct):
+    """What an instance knows of the moves it takes part in."""
+
+    departures: dict[str, Departure] = {}
+    arrivals: dict[str, Arrival] = {}
+    aborted: set[str] = set()
+    """Moves that are off, of which a parcel may still be under way."""
+    epochs: tuple[list[int], dict[str, int]] | None = None
+
+
+class Delta(msgspec.Struct):
+    """What one batch changed. None for a key means: forgotten."""
+
+    entries: dict[str, Luggage | None] = {}
+    waiting: dict[str, list[Buffered] | None] = {}
+    positions: dict[str, int] = {}
+    moves: Moves | None = None
+
+
+class Instance:
+    """One part of one instance."""
+
+    def __init__(
+        self,
+        name: str,
+        operator: Operator,
+        event_type: Any = Any,
+        *,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
+        self.name, self.operator, self.part, self.parts = name, operator, part, parts
+        self.entries: dict[str, Entry] = {}
+        self.waiting: dict[str, list[Record]] = {}
+        self.moves = Moves()
+        self.epochs = KeyMap(0)
+        self.positions: dict[str, int] = {}
+        self.duplicates = 0
+
+        self._event = msgspec.msgpack.Decoder(event_type)
+        self._state: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(operator.State)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._context = Context()
+        self._extra: tuple[Context, ...] = (self._context,) if takes_context(operator) else ()
+        self._timed = uses_timers(operator)
+        self._due: list[tuple[int, str]] = []
+        self._touched: set[str] = set()
+        self._waited: set[str] = set()
+        self._moved = False
+        self._delta = Delta()
+        # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
+        self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
+        self._number = 0
+        self._sink: list[Result] | None = None
+
+    # ── A batch ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, records: Sequence[Record]) -> Emissions:
+        """Apply one batch, in order: control lane first, then data by offset."""
+        out = Emissions()
+        if not self.moves.arrivals and not any(record.kind for record in records):
+            for record in records:
+                self._serve(record, out)
+        else:
+            for record in records:
+                self._handlers[record.kind](self, record, out)
+        for record in records:
+            if record.seq > self.positions.get(record.src, -1):
+                self.positions[record.src] = record.seq
+        self._seal()
+        for departure in self.moves.departures.values():
+            departure.ship(self, out)
+        return out
+
+    def _serve(self, record: Record, out: Emissions, silent: bool = False) -> None:
+        """Apply one data record to its key: the normal case, and the same code when a shadow follows silently."""
+        entry = self.entries.get(record.key)
+        if entry is None:
+            entry = self.entries[record.key] = Entry(self.operator.State())
+        elif self.is_duplicate(entry, record):
+            self.duplicates += 1
+            return
+        self._touched.add(record.key)
+        self._attempt(entry, record, out, silent, self._process)
+
+    def is_duplicate(self, entry: Entry, record: Record) -> bool:
+        """Whether the key has this record already. Rows that `prepare` made of one record share its offset."""
+        return record.seq <= entry.seq and not (record.seq == entry.seq and record.offset == entry.offset)
+
+    def _process(self, entry: Entry, record: Record) -> None:
+        key, context = record.key, self._context
+        if entry.timers:
+            self._fire(entry, key, record.event_us)
+        if self._extra:
+            context.key, context.now_us, context.seq, context.timers = key, record.event_us, record.seq, entry.timers
+        self.operator.process(key, record.body, entry.state, self._emit, *self._extra)
+
+    def _attempt(
+        self,
+        entry: Entry,
+        record: Record,
+        out: Emissions,
+        silent: bool,
+        act: Callable[[Entry, Record], None],
+    ) -> None:
+        """Let the operator act once on a record; undo and try again if it raises; park the record if it goes on."""
+        same = record.seq == entry.seq and record.offset == entry.offset
+        self._record, self._sink = record, None if silent else out.results
+        self._number = first = self._number if same else 0
+        if entry.state is None:
+            assert entry.saved is not None
+            entry.state = self._state.decode(entry.saved.state)
+        due = entry.timers[0] if entry.timers else None
+        mark = len(out.results)
+        for left in reversed(range(max(1, self.operator.tries))):
+            try:
+                act(entry, record)
+            except Exception as error:
+                del out.results[mark:]
+                self._undo(entry)
+                self._record, self._sink, self._number = record, None if silent else out.results, first
+                if not left:
+                    self._park(record, error, out, silent)
+            else:
+                entry.since.append(record)
+                break
+        entry.seq, entry.src, entry.offset = record.seq, record.src, record.offset
+        if entry.timers and entry.timers[0] != due:
+            heappush(self._due, (entry.timers[0], self._record.key))
+
+    def _emit(self, /, **values: Any) -> None:
+        if self._sink is not None:
+            record = self._record
+            self._sink.append(
+                Result(
+                    record.key,
+                    record.epoch,
+                    record.seq,
+                    self._number,
+                    record.event_us,
+                    record.ingress_us,
+                    values,
+                )
+            )
+        self._number += 1
+
+    # ── An operator that raises ──────────────────────────────────────────────────────────────────────────────────
+
+    def _undo(self, entry: Entry) -> None:
+        """Bring a key back to where it was before the record that raised: last batch's state, replayed in silence."""
+        before = Entry(self._state.decode(entry.saved.state) if entry.saved else self.operator.State(), entry.saved)
+        entry.state, entry.timers, self._sink = before.state, before.timers, None
+        for past in entry.since:
+            self._record = past
+            (self._process if past.kind == Kind.DATA else self._expire)(entry, past)
+
+    def _park(self, record: Record, error: Exception, out: Emissions, silent: bool) -> None:
+        if not silent:
+            reason = f"{type(error).__name__}: {error}"
+            event = msgspec.json.encode(record.body, enc_hook=repr).decode()
+            out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, event))
+
+    # ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self, record: Record, out: Emissions) -> None:
+        """Fire the timers that are due, of the keys whose records come through the tick's router.
+
+        Only there has a tick an exact place in the key's stream, the same at every instance that follows it.
+        A tick that a router held back together with a move's records is for the keys of that move alone.
+        """
+        if not self._timed:
+            return
+        held_for = wire.unpack(record.body, Move).selection if record.body else None
+        for arrival in self.moves.arrivals.values():
+            arrival.note_tick(record)
+        later: list[tuple[int, str]] = []
+        while self._due and self._due[0][0] <= record.event_us:
+            moment, key = heappop(self._due)
+            entry = self.entries.get(key)
+            if entry is None or not entry.timers or entry.timers[0] != moment:
+                continue
+            elsewhere = entry.src != record.src or (held_for is not None and key not in held_for)
+            if elsewhere or record.seq <= entry.seq or self._is_frozen(key, entry.src):
+                later.append((moment, key))
+            else:
+                self.expire(entry, key, record, out, self._is_shadow(key, entry.src))
+        for item in later:
+            heappush(self._due, item)
+
+    def expire(self, entry: Entry, key: str, tick: Record, out: Emissions, silent: bool) -> None:
+        """Let a tick reach one key."""
+        self._touched.add(key)
+        record = tick._replace(bin=bin_of(key), key=key, epoch=self._epoch(key, entry.src))
+        self._attempt(entry, record, out, silent, self._expire)
+
+    def _expire(self, entry: Entry, record: Record) -> None:
+        self._fire(entry, record.key, record.event_us)
+
+    def _fire(self, entry: Entry, key: str, now_us: int) -> None:
+        while entry.timers and entry.timers[0] <= now_us:
+            context = self._context
+            context.key, context.now_us, context.seq = key, entry.timers.pop(0), self._record.seq
+            context.timers = entry.timers
+            self.operator.on_timer(key, entry.state, self._emit, context)
+
+    def _is_frozen(self, key: str, src: str) -> bool:
+        """Whether the key's time stands still here: it has left, or waits between two owners."""
+        return any(d.is_frozen(src) and key in d.move.selection for d in self.moves.departures.values()) or any(
+            a.is_frozen(src) and a.takes(key) for a in self.moves.arrivals.values()
+        )
+
+    def _is_shadow(self, key: str, src: str) -> bool:
+        return any(arrival.is_silent(src) and arrival.takes(key) for arrival in self.moves.arrivals.values())
+
+    def _epoch(self, key: str, src: str) -> int:
+        for arrival in self.moves.arrivals.values():
+            if arrival.move and src in arrival.cut and arrival.takes(key):
+                return arrival.move.epoch
+        return self.epochs[key]
+
+    # ── Moves: who is concerned ──────────────────────────────────────────────────────────────────────────────────
+
+    def _data(self, record: Record, out: Emissions) -> None:
+        for arrival in self.moves.arrivals.values():
+            if arrival.takes(record.key):
+                arrival.follow(self, record, out)
+                return
+        self._serve(record, out)
+
+    def _mark(self, record: Record, out: Emissions) -> None:
+        move = wire.unpack(record.body, Move)
+        role: Departure | Arrival
+        if move.source == self.name:
+            role = self.moves.departures.setdefault(move.id, Departure(move))
+        else:
+            role = self.moves.arrivals.setdefault(move.id, Arrival())
+            role.move = move
+        self._moved = True
+        role.mark(self, Kind(record.kind), record, out)
+
+    def _parcel(self, record: Record, out: Emissions) -> None:
+        parcel = wire.unpack(record.body, Parcel)
+        if parcel.move not in self.moves.aborted:
+            self._moved = True
+            self.moves.arrivals.setdefault(parcel.move, Arrival()).install(self, parcel, out)
+
+    def _shipped(self, record: Record, out: Emissions) -> None:
+        shipped = wire.unpack(record.body, Shipped)
+        if shipped.move not in self.moves.aborted:
+            self._moved = True
+            self.moves.arrivals.setdefault(shipped.move, Arrival()).complete(self, shipped, out)
+
+    def _forget(self, record: Record, out: Emissions) -> None:
+        self._moved = True
+        self.moves.aborted.discard(wire.unpack(record.body, str))
+
+    def _nudge(self, record: Record, out: Emissions) -> None:
+        pass
+
+    _handlers: ClassVar[dict[int, Callable[[Instance, Record, Emissions], None]]] = {
+        Kind.DATA: _data,
+        Kind.TICK: _tick,
+        Kind.BEGIN: _mark,
+        Kind.CUTOVER: _mark,
+        Kind.ABORT: _mark,
+        Kind.PARCEL: _parcel,
+        Kind.SHIPPED: _shipped,
+        Kind.FORGET: _forget,
+        Kind.NUDGE: _nudge,
+    }
+
+    # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────
+
+    def keys_in(self, move: Move) -> list[str]:
+        """The selected keys that are here, in an order that depends on nothing but the keys."""
+        return sorted(key for key in self.entries if key in move.selection)
+
+    def install(self, key: str, luggage: Luggage) -> Entry:
+        """Take over a key's state as it came; it is decoded when a record needs it."""
+        entry = self.entries[key] = Entry(None, luggage)
+        self._touched.add(key)
+        if entry.timers:
+            heappush(self._due, (entry.timers[0], key))
+        return entry
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Forget these keys' states."""
+        for key in keys:
+            del self.entries[key]
+            self._touched.add(key)
+
+    def buffer(self, record: Record) -> None:
+        """Keep a record until its key's state is here."""
+        self.waiting.setdefault(record.key, []).append(record)
+        self._waited.add(record.key)
+
+    def unbuffer(self, key: str) -> list[Record]:
+        """Give back what was kept for a key."""
+        self._waited.add(key)
+        return self.waiting.pop(key, [])
+
+    def post(self, to: str, kind: Kind, body: Any = None, bin: int = EVERY_BIN) -> Post:
+        """A message to the control lane of an instance."""
+        return Post(to, kind, bin, wire.pack(body))
+
+    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _seal(self) -> None:
+        """End a batch: encode what it touched, once, for the state store and for parcels alike."""
+        delta = self._delta
+        for key in self._touched:
+            entry = self.entries.get(key)
+            if entry is None:
+                delta.entries[key] = None
+                continue
+            if entry.state is not None:
+                entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), self._encode(entry.state))
+            entry.since = []
+            delta.entries[key] = entry.saved
+        for key in self._waited:
+            held = self.waiting.get(key)
+            delta.waiting[key] = [self._stored(record) for record in held] if held else None
+        self._touched.clear()
+        self._waited.clear()
+
+    def delta(self) -> bytes:
+        """What changed since the last call, for whoever keeps this instance's state."""
+        delta, self._delta = self._delta, Delta()
+        delta.positions = self.positions
+        if self._moved or self.moves.departures or self.moves.arrivals:
+            self.moves.epochs = self.epochs.dump()
+            delta.moves = self.moves
+            self._moved = False
+        return wire.pack(delta)
+
+    def snapshot(self) -> bytes:
+        """Everything, in the form of one delta: what a list of deltas is compacted to."""
+        self.moves.epochs = self.epochs.dump()
+        entries = {key: entry.saved for key, entry in self.entries.items()}
+        waiting = {key: [self._stored(record) for record in held] for key, held in self.waiting.items()}
+        return wire.pack(Delta(entries, {**waiting}, self.positions, self.moves))
+
+    def load(self, deltas: Iterable[bytes]) -> None:
+        """Become what these deltas, in order, describe. Only for a fresh instance."""
+        for blob in deltas:
+            delta = wire.unpack(blob, Delta)
+            for key, luggage in delta.entries.items():
+                if luggage is None:
+                    self.entries.pop(key, None)
+                else:
+                    self.entries[key] = Entry(None, luggage)
+            for key, held in delta.waiting.items():
+                if held is None:
+                    self.waiting.pop(key, None)
+                else:
+                    self.waiting[key] = [self._restored(buffered) for buffered in held]
+            self.positions = delta.positions
+            if delta.moves is not None:
+                self.moves = delta.moves
+                if delta.moves.epochs is not None:
+                    self.epochs.restore(delta.moves.epochs)
+        self._due = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
+        heapify(self._due)
+
+    def _stored(self, record: Record) -> Buffered:
+        r = record
+        body = self._encode(r.body)
+        return Buffered(r.offset, r.bin, r.key, r.seq, r.epoch, r.src, r.event_us, r.ingress_us, body)
+
+    def _restored(self, b: Buffered) -> Record:
+        body = self._event.decode(b.body)
+        return Record(b.offset, Kind.DATA, b.bin, b.key, b.seq, b.epoch, b.src, b.event_us, b.ingress_us, body)

@@ -1,0 +1,116 @@
+"""Keys, bins and the sets of them that a move selects.
+
+A key is a string. Its bin is a stable hash modulo 1,024: bins make bulk moves cheap, keys are the finest unit of
+movement. Everything that must know something about *every* key (who owns it, which epoch it is in) keeps one value a
+bin and a short dictionary of exceptions by key: `KeyMap`. Everything that names *some* keys is a `Selection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+BINS = 1024
+EVERY_BIN = -1
+"""The bin of a record that concerns every part of an instance: markers, ticks."""
+
+V = TypeVar("V")
+
+
+@lru_cache(maxsize=1 << 20)
+def bin_of(key: str) -> int:
+    """The bin of a key: the same in every process, on every machine, for ever (Python's `hash` is not)."""
+    return xxh3_64_intdigest(key.encode()) % BINS
+
+
+def part_of(bin: int, parts: int) -> int:
+    """Which of an instance's `parts` holds a bin."""
+    return bin % parts
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """The keys of `bins` without those of `without`, and the keys of `keys`."""
+
+    bins: frozenset[int] = frozenset()
+    keys: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys or (bin_of(key) in self.bins and key not in self.without)
+
+    def __bool__(self) -> bool:
+        return bool(self.bins or self.keys)
+
+    def overlaps(self, other: Selection) -> bool:
+        """Whether some key, known or not, is in both."""
+        return (
+            bool(self.keys & other.keys)
+            or any(key in other for key in self.keys)
+            or any(key in self for key in other.keys)
+            or bool(self.bins & other.bins)
+        )
+
+
+EVERYTHING = Selection(bins=frozenset(range(BINS)))
+
+
+class KeyMap(Generic[V]):
+    """A value for every key: one a bin, with exceptions by key."""
+
+    def __init__(self, default: V) -> None:
+        self.by_bin: list[V] = [default] * BINS
+        self.by_key: dict[str, V] = {}
+
+    def __getitem__(self, key: str) -> V:
+        return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
+
+    def put(self, selection: Selection, value: V, part: int = 0, parts: int = 1) -> None:
+        """Give every selected key of one part this value, and leave every other key as it is."""
+        bins = {bin for bin in selection.bins if part_of(bin, parts) == part}
+        for key in selection.without:
+            if bin_of(key) in bins:
+                self.by_key.setdefault(key, self[key])
+        for key in [key for key in self.by_key if bin_of(key) in bins and key not in selection.without]:
+            del self.by_key[key]
+        for bin in bins:
+            self.by_bin[bin] = value
+        for key in selection.keys:
+            if part_of(bin_of(key), parts) == part:
+                self.by_key[key] = value
+
+    def values(self, selection: Selection) -> Iterator[V]:
+        """Every value that some selected key has."""
+        for bin in selection.bins:
+            yield self.by_bin[bin]
+        for key, value in self.by_key.items():
+            if key in selection and key not in selection.keys:
+                yield value
+        for key in selection.keys:
+            yield self[key]
+
+    def select(self, value: V, among: Selection | None = None) -> Selection:
+        """All keys that have this value, or all such keys of a selection, as a selection."""
+        within = EVERYTHING if among is None else among
+        bins = frozenset(bin for bin in within.bins if self.by_bin[bin] == value)
+        apart = {key for key, held in self.by_key.items() if held != value and bin_of(key) in bins}
+        without = frozenset({key for key in within.without if bin_of(key) in bins} | apart)
+        singly = [*within.keys, *(key for key, held in self.by_key.items() if held == value and key in within)]
+        keys = frozenset(key for key in singly if self[key] == value and (bin_of(key) not in bins or key in without))
+        return Selection(bins, keys, without)
+
+    def dump(self) -> tuple[list[V], dict[str, V]]:
+        """What `restore` takes back."""
+        return list(self.by_bin), dict(self.by_key)
+
+    def restore(self, dumped: tuple[list[V], dict[str, V]]) -> None:
+        """Become what was dumped."""
+        self.by_bin, self.by_key = list(dumped[0]), dict(dumped[1])
+
+
+def selection_of(keys: Iterable[str] = (), bins: Iterable[int] = ()) -> Selection:
+    """The selection of these keys and these bins."""
+    return Selection(bins=frozenset(bins), keys=frozenset(keys))

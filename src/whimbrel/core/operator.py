@@ -1,0 +1,93 @@
+"""What a user writes: an operator, the state of one key, and what happens when a record arrives.
+
+An operator must be a deterministic function of state and record: Spark repeats a failed batch, and during a live move
+two instances apply the same records. So time and chance come from the context, which derives both from the record.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import msgspec
+
+from whimbrel.core.errors import Refused
+
+Emit = Callable[..., None]
+
+
+class State(msgspec.Struct):
+    """The state of one key: annotated fields, each with a default. Stored as MessagePack."""
+
+
+class Context:
+    """Time, chance and timers, for an operator that asks for them: `process(self, key, event, state, emit, ctx)`."""
+
+    __slots__ = ("key", "now_us", "seq", "timers")
+
+    def __init__(self) -> None:
+        self.key, self.now_us, self.seq = "", 0, 0
+        self.timers: list[int] = []
+
+    @property
+    def now(self) -> datetime:
+        """The event time of this record, or the moment of this timer. Never the wall clock."""
+        return datetime.fromtimestamp(self.now_us / 1e6, UTC)
+
+    @property
+    def random(self) -> random.Random:
+        """Chance that falls the same way each time this record is applied."""
+        return random.Random(f"{self.key}/{self.seq}")
+
+    def timer(self, at: datetime | timedelta) -> None:
+        """Call `on_timer` at a moment of event time, or that long after now. The same moment twice fires once."""
+        moment = self.now_us + at // timedelta(microseconds=1) if isinstance(at, timedelta) else _us(at)
+        if moment not in self.timers:
+            self.timers.append(moment)
+            self.timers.sort()
+
+
+class Operator:
+    """One keyed stage's logic. Subclass it, give it a `State`, write `process`."""
+
+    State: ClassVar[type] = State
+    tries: ClassVar[int] = 3
+    """How often a record on which `process` raises is tried before it is parked in the dead letters."""
+
+    def process(self, *args: Any, **kwargs: Any) -> None:
+        """`process(self, key, event, state, emit)`: one record of one key.
+
+        Change `state` in place, call `emit(name=value, ...)` for each result. Add a fifth parameter, `ctx`, for time,
+        chance and timers. Called exactly once for each record as far as
+        anybody can see; must depend on nothing but its arguments.
+        """
+        raise NotImplementedError
+
+    def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
+        """A timer set with `ctx.timer` is due; `ctx.now` is its moment."""
+
+
+def takes_context(operator: Operator) -> bool:
+    """Whether `process` asks for the context. Refuses an operator that cannot work, before anything runs."""
+    if type(operator).process is Operator.process:
+        raise Refused(f"{type(operator).__name__} has no process(key, event, state, emit)")
+    try:
+        operator.State()
+    except TypeError as error:
+        raise Refused(f"each field of {type(operator).__name__}.State needs a default: {error}") from error
+    count = len(inspect.signature(operator.process).parameters)
+    if count not in (4, 5):
+        raise Refused(f"process takes (key, event, state, emit) and maybe ctx, not {count} parameters")
+    return count == 5
+
+
+def uses_timers(operator: Operator) -> bool:
+    """Whether the operator has timers at all: only then do ticks travel."""
+    return type(operator).on_timer is not Operator.on_timer
+
+
+def _us(moment: datetime) -> int:
+    return round(moment.timestamp() * 1e6)

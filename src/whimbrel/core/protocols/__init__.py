@@ -1,0 +1,18 @@
+"""The protocols, by name. Each file is one protocol: its page of theory, its phases, its rules, its table."""
+
+from __future__ import annotations
+
+from whimbrel.core.errors import UnknownName
+from whimbrel.core.protocols.live import LIVE
+from whimbrel.core.protocols.machine import Protocol
+from whimbrel.core.protocols.pause import PAUSE
+from whimbrel.core.protocols.restart import RESTART
+
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (LIVE, PAUSE, RESTART)}
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of that name, or a clear error."""
+    if name not in PROTOCOLS:
+        raise UnknownName("protocol", name, list(PROTOCOLS))
+    return PROTOCOLS[name]

@@ -1,0 +1,96 @@
+"""The two-step hand-over that `live` and `pause` share: prepare until the destination is READY, then CUTOVER.
+
+    ordered ─Ordered─▶ preparing ─Ready (all parts)─▶ committing ─Closed and Opened (all parts)─▶ done
+                           └─────Abandoned─▶ undoing ─Aborted (source, all parts)─▶ aborted
+
+The point of no return is the order to CUTOVER: a router that has it routes to the destination, and the source will
+forget. Everything before can be undone, because until then the source forgets nothing.
+"""
+
+from __future__ import annotations
+
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    Abandoned,
+    Command,
+    Forget,
+    Migration,
+    Ordered,
+    Protocol,
+    Table,
+    stay,
+)
+from whimbrel.core.record import Aborted, Closed, Opened, Ready
+from whimbrel.core.router import Abort, Begin, Cutover
+
+Answer = tuple[str, list[Command]]
+
+
+def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: bool) -> Protocol:
+    """A protocol of this shape, with its own words for the three phases."""
+
+    def begin(migration: Migration, event: Ordered) -> Answer:
+        return preparing, [Begin(migration.move)]
+
+    def ready(migration: Migration, event: Ready) -> Answer:
+        return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
+
+    def settle(migration: Migration, event: Closed | Opened) -> Answer:
+        migration.hear(event)
+        closed = migration.has_heard(Closed, migration.move.source)
+        opened = migration.has_heard(Opened, migration.move.destination)
+        return (DONE if closed and opened else committing), []
+
+    def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
+        migration.reason = event.reason
+        return ABORTED, []
+
+    def abandon(migration: Migration, event: Abandoned) -> Answer:
+        migration.reason = event.reason
+        return undoing, [Abort(migration.move)]
+
+    def undone(migration: Migration, event: Aborted) -> Answer:
+        """The source is plain owner again: that is all a user waits for. The destination may clean up later."""
+        migration.hear(event)
+        back = migration.has_heard(Aborted, migration.move.source)
+        return (ABORTED if back else migration.phase), forget(migration)
+
+    def forget(migration: Migration) -> list[Command]:
+        """When both sides are out: what the source had sent until then is in the destination's inbox already."""
+        sides = (migration.move.source, migration.move.destination)
+        return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
+
+    table: Table = {
+        (ORDERED, Ordered): begin,
+        (preparing, Ready): ready,
+        (committing, Closed): settle,
+        (committing, Opened): settle,
+        # out
+        (ORDERED, Abandoned): abandon_unbegun,
+        (preparing, Abandoned): abandon,
+        (undoing, Aborted): undone,
+        (ABORTED, Aborted): undone,
+    }
+    # What comes twice or late changes nothing.
+    for phase, events in {
+        preparing: (Ordered,),
+        committing: (Ordered, Ready, Abandoned),
+        undoing: (Ordered, Ready, Abandoned),
+        DONE: (Ordered, Ready, Closed, Opened, Abandoned),
+        ABORTED: (Ordered, Ready, Abandoned),
+    }.items():
+        table |= {(phase, event): stay for event in events}
+
+    return Protocol(
+        name=name,
+        table=table,
+        resume={
+            preparing: lambda migration: [Begin(migration.move)],
+            committing: lambda migration: [Cutover(migration.move)],
+            undoing: lambda migration: [Abort(migration.move)],
+            ABORTED: forget,
+        },
+        hold=hold,
+    )

@@ -1,0 +1,24 @@
+"""`live`: keys change their owner while both instances run, and nobody waits for anybody (Falcon).
+
+::
+
+    router ──BEGIN─────────────────────────CUTOVER──▶ source       applies and emits ................. | CLOSED
+           ──BEGIN─────────────────────────CUTOVER──▶ destination  buffers, installs, follows silently | emits
+                  source ──parcels, SHIPPED──▶ destination ──READY──▶ coordinator
+
+    ordered ─Ordered─▶ copying ─Ready (all parts)─▶ cutting ─Closed and Opened (all parts)─▶ done
+                          └────Abandoned─▶ aborting ─Aborted (source)─▶ aborted
+
+Guarantees   exactly once, per-key order, results equal to those of a run without the move.
+Price        records of the moving keys travel and are applied twice between BEGIN and CUTOVER.
+No return    when CUTOVER is ordered. Before it, an abort costs nothing: the source never stopped.
+If one dies  source or destination: its inbox keeps everything and it goes on where its checkpoint stands; before
+             CUTOVER a deadline may abandon the move. A router: it replays its ingress log and repeats its appends,
+             which the inboxes recognise. The coordinator: its journal knows the phase, whose commands it repeats.
+"""
+
+from __future__ import annotations
+
+from whimbrel.core.protocols.handover import handover
+
+LIVE = handover("live", preparing="copying", committing="cutting", undoing="aborting", hold=False)

@@ -1,0 +1,181 @@
+"""What all protocols share: a migration's life as a table `(phase, event) -> rule`.
+
+Two rules of the game:
+
+1. A protocol never acts. It is told an event and answers with commands; whoever runs it carries them out, as often as
+   it takes. Every command may be repeated without harm.
+2. An event that the table does not have for this phase is a bug: it raises, with the migration's story, and nothing
+   has changed.
+
+Events are notices of instances (each part of an instance sends its own: a rule acts when the last one is in), answers
+of sites, and `Abandoned` from whoever wants out. They may come twice or late: tables say so with `stay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from whimbrel.core.errors import UnknownEvent
+from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+from whimbrel.core.router import Abort, Begin, Cutover
+
+ORDERED, DONE, ABORTED = "ordered", "done", "aborted"
+
+# ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Ordered(msgspec.Struct, frozen=True, tag=True):
+    """Somebody ordered the migration."""
+
+
+class Abandoned(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants out: a user, a deadline, a failed destination."""
+
+    reason: str
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """The instance no longer runs where it ran."""
+
+
+class Copied(msgspec.Struct, frozen=True, tag=True):
+    """The instance's checkpoint lies, whole, at the other site."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The instance runs at this site."""
+
+    site: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A site could not carry a command out, and nothing of it has happened."""
+
+    reason: str
+
+
+Event = Ordered | Abandoned | Ready | Closed | Opened | Aborted | Stopped | Copied | Started | Failed
+
+# ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Tell the destination that nothing of an aborted move can arrive any more."""
+
+    move: Move
+
+
+class StopInstance(msgspec.Struct, frozen=True, tag=True):
+    """Stop the instance's query and wait for its end. Answer: Stopped."""
+
+    instance: str
+
+
+class CopyCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Copy the stopped instance's checkpoint to another site. Answer: Copied, or Failed."""
+
+    instance: str
+    site: str
+
+
+class StartInstance(msgspec.Struct, frozen=True, tag=True):
+    """Start the instance at a site, from the checkpoint that lies there. Answer: Started, or Failed."""
+
+    instance: str
+    site: str
+
+
+Command = Begin | Cutover | Abort | Forget | StopInstance | CopyCheckpoint | StartInstance
+
+# ── A migration ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a story: in which phase what happened, and when."""
+
+    phase: str
+    event: str
+    at_us: int
+
+
+class Heard(msgspec.Struct):
+    """Which parts of an instance have sent a notice."""
+
+    parts: int
+    sent: set[int] = set()
+
+
+class Migration(msgspec.Struct):
+    """One migration: what was ordered, how far it is, and its story."""
+
+    move: Move
+    from_site: str
+    to_site: str
+    phase: str = ORDERED
+    heard: dict[str, Heard] = {}
+    """By notice and instance."""
+    reason: str | None = None
+    story: list[Line] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the user may know its outcome."""
+        return self.phase in (DONE, ABORTED)
+
+    def hear(self, notice: Ready | Closed | Opened | Aborted) -> bool:
+        """Note one part's notice; whether all parts of that instance have now sent theirs."""
+        self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
+        return self.has_heard(type(notice), notice.instance)
+
+    def has_heard(self, kind: type, instance: str) -> bool:
+        """Whether all parts of an instance have sent this kind of notice."""
+        heard = self.heard.get(f"{kind.__name__} {instance}")
+        return heard is not None and len(heard.sent) == heard.parts
+
+
+Rule = Callable[[Migration, Any], tuple[str, list[Command]]]
+Table = dict[tuple[str, type], Rule]
+
+
+class Protocol(msgspec.Struct, frozen=True):
+    """A protocol: its table, and for each phase the commands that are repeated after a restart."""
+
+    name: str
+    table: Table
+    resume: dict[str, Callable[[Migration], list[Command]]]
+    hold: bool = False
+
+
+def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:
+    """Tell a migration an event; get what is to be done. Changes the migration, or raises and changes nothing."""
+    rule = protocol.table.get((migration.phase, type(event)))
+    if rule is None:
+        story = [f"{line.phase}: {line.event}" for line in migration.story]
+        raise UnknownEvent(migration.phase, type(event).__name__, story)
+    phase, commands = rule(migration, event)
+    migration.story.append(Line(migration.phase, _tell(event), now_us))
+    migration.phase = phase
+    return commands
+
+
+def resume(protocol: Protocol, migration: Migration) -> list[Command]:
+    """What a restarted orchestrator says again, because it cannot know whether it was heard."""
+    again = protocol.resume.get(migration.phase)
+    return again(migration) if again else []
+
+
+def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
+    """The rule for an event that changes nothing: it came twice, or late."""
+    return migration.phase, []
+
+
+def _tell(event: Event) -> str:
+    name = type(event).__name__
+    if isinstance(event, (Ready, Closed, Opened, Aborted)):
+        return f"{name} {event.instance} {event.part + 1}/{event.parts}"
+    if isinstance(event, (Abandoned, Failed)):
+        return f"{name}: {event.reason}"
+    return name

@@ -1,0 +1,26 @@
+"""`pause`: the keys' records are held back while their state travels; if the destination fails, the source goes on
+(Gomm's migration of processing elements with rollback; SEEP, Flux, StreamCloud).
+
+::
+
+    router ──BEGIN (hold)─────────CUTOVER──────────────▶ source       drains, ships | CLOSED
+           ──BEGIN (hold)─────────CUTOVER, held records─▶ destination  installs      | emits
+                  source ──parcels, SHIPPED──▶ destination ──READY──▶ coordinator
+
+    ordered ─Ordered─▶ holding ─Ready (all parts)─▶ releasing ─Closed and Opened (all parts)─▶ done
+                          └────Abandoned─▶ resuming ─Aborted (source)─▶ aborted
+
+Guarantees   exactly once, per-key order, results equal to those of a run without the move.
+Price        the moving keys give no result from BEGIN until their state is installed: the stoppage grows with the
+             state and the distance. No record travels twice.
+No return    when CUTOVER is ordered. Before it an abort costs the pause so far: the held records go to the source,
+             which has forgotten nothing.
+If one dies  as for `live`; but while source or destination is down the keys stand still, until it is back or a
+             deadline abandons the move.
+"""
+
+from __future__ import annotations
+
+from whimbrel.core.protocols.handover import handover
+
+PAUSE = handover("pause", preparing="holding", committing="releasing", undoing="resuming", hold=True)

@@ -1,0 +1,130 @@
+"""`restart`: stop the query, copy its checkpoint, start it at the other site: the baseline everybody has today
+(Spark, Flink, Storm, Heron).
+
+::
+
+    coordinator ──stop──▶ site A ──copy──▶ site B ──start──▶ the same instance, at B
+
+    ordered ─Ordered─▶ stopping ─Stopped─▶ copying ─Copied─▶ starting ─Started (there)─▶ done
+                           └──────Abandoned─────┴──────Failed──┴─▶ returning ─Started (here)─▶ aborted
+
+A whole instance moves, with its inbox: routes and epochs do not change, and no key of it is served meanwhile.
+
+Guarantees   exactly once, per-key order: the instance goes on from its checkpoint, in the same inbox.
+Price        nothing of the instance is served from the stop until the query has started again.
+No return    when the start is ordered: from then on the instance may have run there, and the old checkpoint is history.
+             Before that, and if the start fails outright, it is started again where it was.
+If one dies  the origin: its checkpoint is copied from its disk all the same. The target: back to the origin. The
+             coordinator: its journal knows the phase, whose command it repeats; stopping what is stopped, copying
+             again and starting what runs change nothing.
+"""
+
+from __future__ import annotations
+
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    Abandoned,
+    Command,
+    Copied,
+    CopyCheckpoint,
+    Failed,
+    Migration,
+    Ordered,
+    Protocol,
+    Started,
+    StartInstance,
+    StopInstance,
+    Stopped,
+    Table,
+    stay,
+)
+
+STOPPING, COPYING, STARTING, RETURNING = "stopping", "copying", "starting", "returning"
+
+Answer = tuple[str, list[Command]]
+
+
+def _stop(migration: Migration) -> list[Command]:
+    return [StopInstance(migration.move.source)]
+
+
+def _copy(migration: Migration) -> list[Command]:
+    return [CopyCheckpoint(migration.move.source, migration.to_site)]
+
+
+def _start_there(migration: Migration) -> list[Command]:
+    return [StartInstance(migration.move.source, migration.to_site)]
+
+
+def _start_here(migration: Migration) -> list[Command]:
+    return [StartInstance(migration.move.source, migration.from_site)]
+
+
+def stop(migration: Migration, event: Ordered) -> Answer:
+    """Ordered: the query must stop first."""
+    return STOPPING, _stop(migration)
+
+
+def copy(migration: Migration, event: Stopped) -> Answer:
+    """It has stopped: its checkpoint no longer changes."""
+    return COPYING, _copy(migration)
+
+
+def start(migration: Migration, event: Copied) -> Answer:
+    """The checkpoint is there."""
+    return STARTING, _start_there(migration)
+
+
+def started(migration: Migration, event: Started) -> Answer:
+    """It runs there."""
+    return (DONE, []) if event.site == migration.to_site else (STARTING, [])
+
+
+def go_back(migration: Migration, event: Abandoned | Failed) -> Answer:
+    """Out: start it where it was."""
+    migration.reason = event.reason
+    return RETURNING, _start_here(migration)
+
+
+def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
+    """Out before anything was said to anybody."""
+    migration.reason = event.reason
+    return ABORTED, []
+
+
+def returned(migration: Migration, event: Started) -> Answer:
+    """It runs where it was."""
+    return (ABORTED, []) if event.site == migration.from_site else (RETURNING, [])
+
+
+TABLE: Table = {
+    (ORDERED, Ordered): stop,
+    (STOPPING, Stopped): copy,
+    (COPYING, Copied): start,
+    (STARTING, Started): started,
+    # out
+    (ORDERED, Abandoned): abandon_unbegun,
+    (STOPPING, Abandoned): go_back,
+    (COPYING, Abandoned): go_back,
+    (COPYING, Failed): go_back,
+    (STARTING, Failed): go_back,
+    (RETURNING, Started): returned,
+}
+# What comes twice or late changes nothing.
+for _phase, _events in {
+    STOPPING: (Ordered,),
+    COPYING: (Ordered, Stopped),
+    STARTING: (Ordered, Stopped, Copied, Abandoned),
+    RETURNING: (Ordered, Stopped, Copied, Abandoned, Failed),
+    DONE: (Ordered, Stopped, Copied, Started, Abandoned),
+    ABORTED: (Ordered, Stopped, Copied, Started, Abandoned, Failed),
+}.items():
+    TABLE |= {(_phase, _event): stay for _event in _events}
+
+RESTART = Protocol(
+    name="restart",
+    table=TABLE,
+    resume={STOPPING: _stop, COPYING: _copy, STARTING: _start_there, RETURNING: _start_here},
+)

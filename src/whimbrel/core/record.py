@@ -1,0 +1,201 @@
+"""What travels: records in, and what an instance sends out.
+
+A record's way: gateway (gives it `seq`) → router (stamps `epoch`) → inbox → instance → result → outbox → gate.
+Markers and ticks travel in the same inbox, between the data, so that each has an exact place in every key's stream.
+Parcels and what belongs to them travel in the inbox's control lane, which an instance sees first in each batch.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whimbrel.core.keys import EVERY_BIN, Selection
+
+
+class Kind(IntEnum):
+    """What a record is. Zero is data, so that `any(kinds)` finds a batch that is not plain data."""
+
+    DATA = 0
+    TICK = 1
+    """Time has passed: `event_us` says how far. Fires timers."""
+    BEGIN = 2
+    """From here on a move's keys come to both instances (dual), or to none for a while (hold)."""
+    CUTOVER = 3
+    """From here on a move's keys belong to the destination."""
+    ABORT = 4
+    """The move is off: the source keeps what it has."""
+    PARCEL = 5
+    """State of moving keys."""
+    SHIPPED = 6
+    """One part of the source has sent all its parcels."""
+    FORGET = 7
+    """Nothing of this aborted move can arrive any more."""
+    NUDGE = 8
+    """Nothing at all: makes an idle instance run a batch, so that it can go on shipping."""
+
+
+class Record(NamedTuple):
+    """One line of an inbox.
+
+    `offset` is its place in the inbox: the order in which an instance applies records.
+    `seq` is its place in the ingress log of `src`, the router it came through: the ruler on which a hand-over is cut.
+    """
+
+    offset: int
+    kind: int
+    bin: int
+    key: str
+    seq: int
+    epoch: int
+    src: str
+    event_us: int
+    ingress_us: int
+    body: Any
+    """Data: the event. Everything else: bytes of one of the messages below."""
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One migration as everybody on the data path sees it; travels in markers. All a participant needs to know."""
+
+    id: str
+    stage: str
+    protocol: str
+    source: str
+    destination: str
+    selection: Selection
+    epoch: int
+    """The epoch of the selected keys once the destination owns them."""
+    routers: frozenset[str]
+    """Everybody who writes into the stage: a phase has begun when a marker has come from each."""
+    hold: bool = False
+    """False: records go to both instances until CUTOVER. True: routers keep them until CUTOVER or ABORT."""
+    budget: int = 8 << 20
+    """How many bytes of state a part of the source ships in one batch, about, so that serving never stalls."""
+    chunk: int = 1 << 20
+    """A key with more state than this travels in pieces. Both stand here and not in a site's settings, because a
+    batch that is repeated after a restart must ship what it shipped the first time."""
+
+
+class Luggage(msgspec.Struct, frozen=True, array_like=True):
+    """Everything one key has: what a parcel carries of it, and how an instance stores it."""
+
+    seq: int
+    """How far this state reaches in the stream of `src`: no record, and no tick, up to here may be applied again."""
+    src: str
+    timers: list[int]
+    state: bytes
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """State of some keys of one bin. A key too large for one parcel comes in `pieces`, `piece` by piece."""
+
+    move: str
+    bin: int
+    keys: dict[str, Luggage]
+    piece: int = 0
+    pieces: int = 1
+
+
+class Shipped(msgspec.Struct, frozen=True):
+    """One part of the source has sent all its parcels of a move."""
+
+    move: str
+    part: int
+    parts: int
+
+
+class Result(NamedTuple):
+    """What an operator emitted. `(key, epoch, seq, n)` is its identity."""
+
+    key: str
+    epoch: int
+    seq: int
+    n: int
+    event_us: int
+    ingress_us: int
+    values: dict[str, Any]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of the destination has installed everything and follows the stream silently."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of the source has emitted its last result of these keys and forgotten them."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+    selection: Selection
+    epoch: int
+    """The epoch that may speak now."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of the destination owns the keys for good."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+
+
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of the source is plain owner again, or a part of the destination has dropped its copy."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+
+
+class Parked(msgspec.Struct, frozen=True, tag=True):
+    """Notice: an operator failed on a record as often as it may; the record goes to the dead letters."""
+
+    instance: str
+    key: str
+    seq: int
+    src: str
+    error: str
+    event: str
+
+
+Notice = Ready | Closed | Opened | Aborted | Parked
+
+
+class Post(NamedTuple):
+    """A control record on its way from an instance to the control lane of an inbox (its own included)."""
+
+    to: str
+    kind: Kind
+    bin: int
+    body: bytes
+
+
+class Emissions(msgspec.Struct):
+    """All that an instance says about one batch, in the order in which it must be carried out."""
+
+    posts: list[Post] = []
+    results: list[Result] = []
+    notices: list[Notice] = []
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """An outbox entry: what one micro-batch of an instance says to the gate and to the orchestrator."""
+
+    results: list[Result]
+    notices: list[Notice]
+
+
+def marker(kind: Kind, body: bytes, src: str, seq: int, ingress_us: int = 0) -> Record:
+    """A record for every part of an instance, at the writer's current place."""
+    return Record(0, kind, EVERY_BIN, "", seq, 0, src, ingress_us, ingress_us, body)

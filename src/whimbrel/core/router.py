@@ -1,0 +1,162 @@
+"""The router: decides for each record, at the last moment, whose inbox it goes into (late binding).
+
+Every producer into a stage has one. It is a deterministic function of what it is given, data and commands in one
+order: whoever runs it keeps that order in a log, so that a router that died is rebuilt by replaying the log.
+
+    route(records)   → who gets which records: one instance, or two during a move (dual routing), or nobody yet (hold)
+    apply(command)   → markers, each at an exact place between the records of every inbox concerned
+
+A command may come twice; the second time nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.keys import EVERY_BIN, KeyMap, Selection
+from whimbrel.core.record import Kind, Move, Record, marker
+
+Routed = dict[str, list[Record]]
+"""By instance: what is appended to its inbox, in order."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Put BEGIN into both inboxes; from there on route the move's keys to both, or hold them."""
+
+    move: Move
+
+
+class Cutover(msgspec.Struct, frozen=True, tag=True):
+    """Put CUTOVER into both inboxes; from there on the move's keys go to the destination alone."""
+
+    move: Move
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Put ABORT into both inboxes; from there on the move's keys go to the source alone, as before."""
+
+    move: Move
+
+
+Command = Begin | Cutover | Abort
+
+
+class Snapshot(msgspec.Struct):
+    """All that a router must remember, except what it holds back, which a replay brings again."""
+
+    owners: tuple[list[str], dict[str, str]]
+    epochs: tuple[list[int], dict[str, int]]
+    finished: set[str]
+
+
+class RouteTable:
+    """Who owns each key of a stage, and in which epoch."""
+
+    def __init__(self, owner: str) -> None:
+        self.owners = KeyMap(owner)
+        self.epochs = KeyMap(0)
+
+    def hand_over(self, move: Move) -> None:
+        """The move's keys belong to its destination."""
+        self.owners.put(move.selection, move.destination)
+        self.epochs.put(move.selection, move.epoch)
+
+    def next_epoch(self, selection: Selection) -> int:
+        """An epoch above all that any of these keys has been in."""
+        return max(self.epochs.values(selection), default=0) + 1
+
+
+class Router:
+    """One producer's router into one stage."""
+
+    def __init__(self, name: str, table: RouteTable) -> None:
+        self.name, self.table = name, table
+        self.moving: dict[str, Move] = {}
+        self.held: dict[str, list[Record]] = {}
+        self.finished: set[str] = set()
+        """Moves that are cut over or aborted: what else is said of them comes too late."""
+
+    def route(self, records: Sequence[Record]) -> Routed:
+        """Bind each record to its inbox or inboxes."""
+        routed: Routed = {}
+        by_bin, by_key = self.table.owners.by_bin, self.table.owners.by_key
+        epochs = self.table.epochs
+        for record in records:
+            owner = by_key.get(record.key) or by_bin[record.bin]
+            epoch = epochs.by_key[record.key] if record.key in epochs.by_key else epochs.by_bin[record.bin]
+            if epoch != record.epoch:
+                record = record._replace(epoch=epoch)
+            if self.moving:
+                move = self._move_of(record.key)
+                if move is not None:
+                    if move.hold:
+                        self.held[move.id].append(record)
+                        continue
+                    routed.setdefault(move.destination, []).append(record)
+            if owner in routed:
+                routed[owner].append(record)
+            else:
+                routed[owner] = [record]
+        return routed
+
+    def tick(self, seq: int, event_us: int, now_us: int) -> Routed:
+        """Tell every instance that may hold keys of ours how late it is; those held back learn it in their order."""
+        tick = Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, event_us, now_us, b"")
+        concerned = {*self.table.owners.by_bin, *self.table.owners.by_key.values()}
+        for move in self.moving.values():
+            concerned.add(move.destination)
+            if move.hold:
+                self.held[move.id].append(tick._replace(body=wire.pack(move)))
+        return {instance: [tick] for instance in sorted(concerned)}
+
+    def apply(self, command: Command, seq: int, now_us: int = 0) -> Routed:
+        """Carry a command out, at this place of our stream."""
+        move = command.move
+        if move.id in self.finished:
+            return {}
+        if isinstance(command, Begin):
+            if move.id in self.moving:
+                return {}
+            self.moving[move.id] = move
+            self.held[move.id] = []
+            return self._markers(Kind.BEGIN, move, seq, now_us)
+        kind, owner = Kind.ABORT, move.source
+        if isinstance(command, Cutover):
+            kind, owner = Kind.CUTOVER, move.destination
+            self.table.hand_over(move)
+        self.moving.pop(move.id, None)
+        self.finished.add(move.id)
+        routed = self._markers(kind, move, seq, now_us)
+        routed[owner].extend(self._stamped(record) for record in self.held.pop(move.id, []))
+        return routed
+
+    def _markers(self, kind: Kind, move: Move, seq: int, now_us: int) -> Routed:
+        record = marker(kind, wire.pack(move), self.name, seq, now_us)
+        return {move.source: [record], move.destination: [record]}
+
+    def _stamped(self, record: Record) -> Record:
+        return record._replace(epoch=self.table.epochs[record.key]) if record.kind == Kind.DATA else record
+
+    def _move_of(self, key: str) -> Move | None:
+        for move in self.moving.values():
+            if key in move.selection:
+                return move
+        return None
+
+    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def snapshot(self) -> bytes | None:
+        """Where a replay may start from; None while something moves: then it starts from an earlier one."""
+        if self.moving:
+            return None
+        return wire.pack(Snapshot(self.table.owners.dump(), self.table.epochs.dump(), self.finished))
+
+    def restore(self, blob: bytes) -> None:
+        """Become what a snapshot describes."""
+        snapshot = wire.unpack(blob, Snapshot)
+        self.table.owners.restore(snapshot.owners)
+        self.table.epochs.restore(snapshot.epochs)
+        self.finished = snapshot.finished

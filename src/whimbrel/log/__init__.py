@@ -1,0 +1,10 @@
+"""Logs: what survives a crash on a record's way. The contract, and the backends that keep it.
+
+`MemoryLog` is for tests and the simulator, `EmbeddedLog` is the default: one SQLite file, nothing to install.
+"""
+
+from whimbrel.log.contract import Entry, Lane, Log
+from whimbrel.log.embedded import EmbeddedLog
+from whimbrel.log.memory import MemoryLog
+
+__all__ = ["EmbeddedLog", "Entry", "Lane", "Log", "MemoryLog"]

@@ -1,0 +1,87 @@
+"""How records lie in ingress and inbox entries: one Arrow record batch an entry, in Arrow's IPC stream format.
+
+Columnar, because Spark's source hands the entries over as they are: no record of an inbox is touched by Python between
+the router that wrote it and the operator that applies it. User columns stand behind Whimbrel's own, typed by the
+stage's schema, and are null in everything that is not data.
+
+`_offset` is not stored: it is the entry's position and the row in it, so it is known only where the entry is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from whimbrel.core.errors import Corrupt, NewerFormat
+from whimbrel.core.record import Kind, Record
+from whimbrel.log.contract import Entry
+
+VERSION = 1
+ROWS = 1 << 20
+"""No entry has more rows, so that position * ROWS + row is a growing offset."""
+
+_META = [
+    pa.field("_kind", pa.int8()),
+    pa.field("_bin", pa.int16()),
+    pa.field("_key", pa.string()),
+    pa.field("_seq", pa.int64()),
+    pa.field("_epoch", pa.int32()),
+    pa.field("_src", pa.string()),
+    pa.field("_event_us", pa.int64()),
+    pa.field("_ingress_us", pa.int64()),
+    pa.field("_body", pa.binary()),
+]
+META_NAMES = [field.name for field in _META]
+
+
+def entry_schema(user: pa.Schema) -> pa.Schema:
+    """Whimbrel's columns, then the user's."""
+    return pa.schema([*_META, *user], metadata={"whimbrel": str(VERSION)})
+
+
+def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
+    """The blob of some records; `schema` as `entry_schema` gave it. A data record's body is a sequence of columns."""
+    _, kinds, bins, keys, seqs, epochs, srcs, events, ingresses, bodies = zip(*records, strict=True)
+    width = len(schema) - len(_META)
+    blank = (None,) * width
+    columns: Iterable[Sequence[Any]]
+    if any(kinds):
+        columns = zip(*(tuple(b) if k == Kind.DATA else blank for k, b in zip(kinds, bodies, strict=True)), strict=True)
+        messages = [None if k == Kind.DATA else b for k, b in zip(kinds, bodies, strict=True)]
+    else:
+        columns = zip(*bodies, strict=True)
+        messages = [None] * len(records)
+    meta = (kinds, bins, keys, seqs, epochs, srcs, events, ingresses, messages)
+    arrays = [pa.array(values, field.type) for values, field in zip([*meta, *columns], schema, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch)
+    blob: bytes = sink.getvalue().to_pybytes()
+    return blob
+
+
+def decode(blob: bytes) -> pa.RecordBatch:
+    """The record batch of a blob."""
+    try:
+        with pa.ipc.open_stream(blob) as reader:
+            version = int((reader.schema.metadata or {}).get(b"whimbrel", b"0"))
+            if version > VERSION:
+                raise NewerFormat(f"entry format {version}, this version reads up to {VERSION}")
+            return reader.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError, ValueError) as error:
+        raise Corrupt(f"not an entry of records: {error}") from error
+
+
+def records(entry: Entry) -> Iterator[Record]:
+    """The records of an entry, one by one; a data record's body is a tuple of its user columns."""
+    columns = [column.to_pylist() for column in decode(entry.blob).columns]
+    meta, user = columns[: len(_META)], columns[len(_META) :]
+    bodies = zip(*user, strict=True) if user else iter([()] * len(meta[0]))
+    offset = entry.position * ROWS
+    for row, body in zip(zip(*meta, strict=True), bodies, strict=True):
+        kind, message = row[0], row[-1]
+        yield Record._make((offset, *row[:-1], body if kind == Kind.DATA else message))
+        offset += 1

@@ -1,0 +1,87 @@
+"""The log contract: an append-only, ordered, replayable sequence of entries.
+
+Everything that must survive a crash on a record's way lies in a log: the gateway's ingress, the inbox of each
+instance, the outbox of each instance. A log knows nothing of records; an entry is an opaque blob that says how many
+records it holds. The contract asks only what an embedded file, Kafka and NATS JetStream can all honour.
+
+A lane of a log, seen as a ruler::
+
+        trimmed            readable              not written yet
+    ├──────────────┼──────────────────────────┼───────────────────▶
+    0            head                        tail
+
+    position 0 is the first entry ever; `head` is the first position that can still be read;
+    `tail` is the first position that nobody has written yet. Positions are consecutive integers.
+
+Rules every backend keeps (tests/contracts/test_log.py runs them over each one):
+
+1. Order: a lane's entries have one order, the same for every reader, for ever.
+2. Idempotence: each writer numbers its appends to a lane with a counter that only grows. An append whose counter is
+   not above the writer's last one changes nothing. So a writer that cannot know whether its append arrived repeats it.
+3. Atomicity: an entry is there whole or not at all, whatever dies.
+4. Durability: when `append` returns, the entry survives the death of every process.
+5. Lanes: `DATA` and `CONTROL` are two rulers in one log, independent in positions, counters and trimming.
+6. Trim: `trim(p)` gives up everything below p. It never moves head backwards, and never beyond the tail.
+   Writers' counters survive it: trimming must not make an old append look new.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+
+class Lane(IntEnum):
+    """Which of a log's two rulers: what keys' records travel in, or what is handed over before them."""
+
+    DATA = 0
+    CONTROL = 1
+
+
+class Entry(NamedTuple):
+    """One append, as a reader sees it."""
+
+    position: int
+    records: int
+    blob: bytes
+
+
+class Log(Protocol):
+    """One log. Safe to use from several threads; several processes may open the same one."""
+
+    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+        """Append one entry of `count` records; return its position, or None if this counter was appended before.
+
+        If it raises `Unavailable`, the entry may still turn up: repeat the append, and take None for success.
+        """
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        """The entries with start <= position < end, in order; `end` None means up to the tail; beyond it is nothing.
+
+        Like `advance` and `backlog` it raises `Trimmed` if start lies below the head: what is gone must not look as if
+        it had never been.
+        """
+
+    def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
+        """The furthest position such that the entries from `start` up to it hold at most `records` records.
+
+        At least one entry is taken if there is one, so that a reader never starves on a large entry.
+        """
+
+    def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
+        """How many records lie from `start` to the tail."""
+
+    def head(self, lane: Lane = Lane.DATA) -> int:
+        """The first position that can still be read."""
+
+    def tail(self, lane: Lane = Lane.DATA) -> int:
+        """The first position that nobody has written yet."""
+
+    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
+        """The writer's last counter in this lane, -1 if it never wrote: where a restarted writer goes on."""
+
+    def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
+        """Give up the entries below `position`."""
+
+    def close(self) -> None:
+        """Release what this object holds; the log itself stays, and using the object again opens it again."""

@@ -1,0 +1,276 @@
+"""The embedded log: one SQLite file, the default backend. No server, and several processes may open it at once.
+
+Every operation is one transaction: a writer holds the file's only write lock for the length of one append, and readers
+never wait for it (write-ahead logging). What an acknowledged append survives:
+
+- the death of any process, always;
+- a power failure only with `durable=True`, which waits for the disk at each append. Without it the log is still
+  sound afterwards, but may lack its last entries.
+
+Space: `trim` only moves the head; each later append sweeps a few of the lane's trimmed entries away and uses their
+pages again, so that giving up a million entries holds nobody up. The file does not shrink.
+It must lie on a local disk: SQLite's locks do not hold across network file systems.
+
+Each blob has a checksum, looked at whenever it is read: SQLite finds damage to its own structures, not to contents.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from zlib import crc32
+
+from whimbrel.core.errors import Bug, Corrupt, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
+from whimbrel.log.contract import Entry, Lane
+from whimbrel.log.forks import FORKS
+
+FORMAT = 1
+APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
+
+SWEEP = 2  # trimmed entries that an append takes away: more than one, so that sweeping catches up with writing
+
+# `before` is how many records were ever written to the lane ahead of the entry. It only grows along the lane, so that
+# how far a number of records reaches is one look into an index, and no blob is touched for it.
+SCHEMA = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+BEGIN;
+CREATE TABLE lanes (lane INTEGER PRIMARY KEY, head INTEGER NOT NULL, tail INTEGER NOT NULL, records INTEGER NOT NULL);
+CREATE TABLE entries (lane INTEGER NOT NULL, position INTEGER NOT NULL, before INTEGER NOT NULL,
+                      count INTEGER NOT NULL, checksum INTEGER NOT NULL, blob BLOB NOT NULL,
+                      PRIMARY KEY (lane, position));
+CREATE INDEX reach ON entries (lane, before, position);
+CREATE TABLE writers (lane INTEGER NOT NULL, writer TEXT NOT NULL, counter INTEGER NOT NULL,
+                      PRIMARY KEY (lane, writer)) WITHOUT ROWID;
+INSERT INTO lanes VALUES {", ".join(f"({lane.value}, 0, 0, 0)" for lane in Lane)};
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+
+
+class EmbeddedLog:
+    """A log in one file. `close` releases the connection; using the log again opens it again.
+
+    `create=False` is for readers: a log that is not there yet is `Unavailable`, not made.
+    `timeout` is how many seconds an operation waits for another process's append before it is `Unavailable`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, durable: bool = False, create: bool = True, timeout: float = 10.0
+    ) -> None:
+        self.path = Path(path).resolve()
+        self._synchronous = "FULL" if durable else "NORMAL"
+        self._timeout = timeout
+        self._lock = threading.Lock()  # one connection, one thread at a time
+        self._db: sqlite3.Connection | None = None
+        FORKS.watch(self)
+        if create:
+            _create(self.path)
+        with self._transaction("BEGIN"):
+            pass  # a file that is no log is found out here, not at the first append
+
+    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+        if count < 0:
+            raise Refused(f"an entry cannot hold {count} records")
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            if counter <= _counter(db, writer, lane):
+                return None
+            head, tail, records = _ruler(db, lane)
+            db.execute(
+                "DELETE FROM entries WHERE rowid IN"
+                " (SELECT rowid FROM entries WHERE lane = ? AND position < ? ORDER BY position LIMIT ?)",
+                (lane, head, SWEEP),
+            )
+            entry = (lane, tail, records, count, crc32(blob), blob)
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", entry)
+            db.execute("UPDATE lanes SET tail = ?, records = ? WHERE lane = ?", (tail + 1, records + count, lane))
+            db.execute(
+                "INSERT INTO writers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET counter = excluded.counter",
+                (lane, writer, counter),
+            )
+        return tail
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        with self._transaction("BEGIN") as db:
+            tail, _ = _readable(db, start, lane)
+            end = tail if end is None else min(end, tail)
+            rows = db.execute(
+                "SELECT position, count, blob, checksum FROM entries WHERE lane = ? AND position >= ? AND position < ?"
+                " ORDER BY position",
+                (lane, start, end),
+            ).fetchall()
+        entries = [Entry(position, count, blob) for position, count, blob, checksum in rows if crc32(blob) == checksum]
+        if len(entries) != max(end - start, 0):
+            raise Corrupt(f"{self.path}: entries are missing or damaged between {start} and {end} of {lane.name}")
+        return entries
+
+    def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            tail, total = _readable(db, start, lane)
+            if start >= tail:
+                return start
+            limit = _before(db, start, lane) + max(records, 0)
+            if total <= limit:
+                return tail
+            return max(_furthest(db, limit, lane), start + 1)
+
+    def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            tail, total = _readable(db, start, lane)
+            return total - _before(db, start, lane) if start < tail else 0
+
+    def head(self, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            return _ruler(db, lane)[0]
+
+    def tail(self, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            return _ruler(db, lane)[1]
+
+    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            return _counter(db, writer, lane)
+
+    def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            db.execute("UPDATE lanes SET head = max(head, min(?, tail)) WHERE lane = ?", (position, lane))
+
+    def close(self) -> None:
+        with FORKS, self._lock:
+            self._disconnect()
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        """All or nothing, seen from one moment; SQLite's errors leave it as ours."""
+        with FORKS, self._lock:
+            try:
+                db = self._db = self._db or _connect(self.path, self._synchronous, self._timeout)
+                with db:  # commits, or rolls back
+                    db.execute(begin)
+                    yield db
+            except sqlite3.Error as error:
+                self._disconnect()  # after a failed disk, only a new connection can be trusted
+                raise _translated(error, self.path) from error
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _create(path: Path) -> None:
+    """Unless it is there, make the log beside its place and link it in whole: a log that exists is complete.
+
+    Of several processes that create it at once, one wins, and all go on with the winner's.
+    """
+    try:
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FORKS, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft = Path(folder, "draft")
+            with closing(sqlite3.connect(draft, isolation_level=None)) as db:
+                db.executescript(SCHEMA)
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        _sync_folder(path.parent)
+    except sqlite3.Error as error:
+        raise _translated(error, path) from error
+    except OSError as error:
+        raise Unavailable(f"{path}: cannot be created: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    # Or a power failure could take the whole log, whose name is not on the disk yet, with all it acknowledged.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _connect(path: Path, synchronous: str, timeout: float) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+    )
+    try:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if application != APPLICATION:
+            raise Corrupt(f"{path}: not a log")
+        if version > FORMAT:
+            raise NewerFormat(f"{path}: format {version}, this Whimbrel knows {FORMAT}")
+        db.execute(f"PRAGMA synchronous = {synchronous}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _row(db: sqlite3.Connection, select: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    """The one row that must be there."""
+    row: tuple[int, ...] | None = db.execute(select, values).fetchone()
+    if row is None:
+        raise Corrupt(f"a row is missing: {select} {values}")
+    return row
+
+
+def _ruler(db: sqlite3.Connection, lane: Lane) -> tuple[int, int, int]:
+    """Head, tail, and how many records were ever written."""
+    head, tail, records = _row(db, "SELECT head, tail, records FROM lanes WHERE lane = ?", (lane,))
+    return head, tail, records
+
+
+def _readable(db: sqlite3.Connection, start: int, lane: Lane) -> tuple[int, int]:
+    """Tail, and how many records were ever written, if the lane can be read from `start` on."""
+    head, tail, records = _ruler(db, lane)
+    if start < head:
+        raise Trimmed(start, head)
+    return tail, records
+
+
+def _before(db: sqlite3.Connection, position: int, lane: Lane) -> int:
+    return _row(db, "SELECT before FROM entries WHERE lane = ? AND position = ?", (lane, position))[0]
+
+
+def _furthest(db: sqlite3.Connection, limit: int, lane: Lane) -> int:
+    return _row(
+        db,
+        "SELECT position FROM entries WHERE lane = ? AND before <= ? ORDER BY before DESC, position DESC LIMIT 1",
+        (lane, limit),
+    )[0]
+
+
+def _counter(db: sqlite3.Connection, writer: str, lane: Lane) -> int:
+    row = db.execute("SELECT counter FROM writers WHERE lane = ? AND writer = ?", (lane, writer)).fetchone()
+    return -1 if row is None else int(row[0])
+
+
+def _translated(error: sqlite3.Error, path: Path) -> WhimbrelError:
+    # The low byte is the kind of error, the rest its circumstances.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+    return _ERRORS.get(code, Bug)(f"{path}: {error}")
+
+
+_ERRORS: dict[int, type[WhimbrelError]] = {
+    sqlite3.SQLITE_BUSY: Unavailable,
+    sqlite3.SQLITE_LOCKED: Unavailable,
+    sqlite3.SQLITE_PROTOCOL: Unavailable,  # lost too many races while connecting
+    sqlite3.SQLITE_FULL: Unavailable,
+    sqlite3.SQLITE_IOERR: Unavailable,
+    sqlite3.SQLITE_CANTOPEN: Unavailable,
+    sqlite3.SQLITE_READONLY: Unavailable,
+    sqlite3.SQLITE_PERM: Unavailable,
+    sqlite3.SQLITE_NOMEM: Unavailable,
+    sqlite3.SQLITE_CORRUPT: Corrupt,
+    sqlite3.SQLITE_NOTADB: Corrupt,
+    sqlite3.SQLITE_CONSTRAINT: Corrupt,  # a position or lane that is there twice
+    sqlite3.SQLITE_ERROR: Corrupt,  # a table that is not there
+    sqlite3.SQLITE_TOOBIG: Refused,
+}

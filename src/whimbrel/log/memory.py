@@ -1,0 +1,96 @@
+"""A log in memory: the backend of the simulator and of fast tests.
+
+It keeps every rule of the contract except durability: it lives as long as the object does. The simulator lets a party
+die by forgetting the party and keeping its log.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+
+from whimbrel.core.errors import Refused, Trimmed
+from whimbrel.log.contract import Entry, Lane
+
+
+class MemoryLog:
+    """A log that lives as long as this object. `close` has nothing to release: the log can be used after it."""
+
+    def __init__(self) -> None:
+        self._rulers = {lane: _Ruler() for lane in Lane}
+        self._lock = threading.Lock()
+
+    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+        if count < 0:
+            raise Refused(f"an entry cannot hold {count} records")
+        ruler = self._rulers[lane]
+        with self._lock:
+            if counter <= ruler.counters.get(writer, -1):
+                return None
+            position = ruler.head + len(ruler.entries)
+            ruler.entries.append(Entry(position, count, blob))
+            ruler.totals.append(ruler.totals[-1] + count)
+            ruler.counters[writer] = counter
+            return position
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        ruler = self._rulers[lane]
+        with self._lock:
+            first = ruler.index(start)
+            # An end below the head must give an empty slice, not count from the list's far end.
+            return ruler.entries[first : None if end is None else max(end - ruler.head, 0)]
+
+    def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
+        ruler = self._rulers[lane]
+        with self._lock:
+            first = ruler.index(start)
+            if first >= len(ruler.entries):
+                return start
+            furthest = bisect_right(ruler.totals, ruler.totals[first] + records) - 1
+            return ruler.head + max(furthest, first + 1)
+
+    def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
+        ruler = self._rulers[lane]
+        with self._lock:
+            first = min(ruler.index(start), len(ruler.entries))
+            return ruler.totals[-1] - ruler.totals[first]
+
+    def head(self, lane: Lane = Lane.DATA) -> int:
+        return self._rulers[lane].head
+
+    def tail(self, lane: Lane = Lane.DATA) -> int:
+        ruler = self._rulers[lane]
+        with self._lock:
+            return ruler.head + len(ruler.entries)
+
+    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
+        return self._rulers[lane].counters.get(writer, -1)
+
+    def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
+        ruler = self._rulers[lane]
+        with self._lock:
+            gone = min(position - ruler.head, len(ruler.entries))
+            if gone > 0:
+                ruler.head += gone
+                del ruler.entries[:gone], ruler.totals[:gone]
+
+    def close(self) -> None:
+        pass
+
+
+class _Ruler:
+    """One lane: what is readable, and what the contract needs to know of what is not."""
+
+    __slots__ = ("counters", "entries", "head", "totals")
+
+    def __init__(self) -> None:
+        self.head = 0
+        self.entries: list[Entry] = []
+        # totals[i] is how many records were ever written before entries[i]; the one item more is for the tail.
+        self.totals = [0]
+        self.counters: dict[str, int] = {}
+
+    def index(self, start: int) -> int:
+        if start < self.head:
+            raise Trimmed(start, self.head)
+        return start - self.head

@@ -1,0 +1,137 @@
+"""What must hold: after every step, and at the end against a sequential run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from whimbrel.core.instance import Instance
+from whimbrel.core.record import Kind, Record
+from whimbrel.sim.job import Job
+from whimbrel.sim.world import SPAN, World
+
+
+class Violation(AssertionError):
+    """A promise was broken; `what` names it."""
+
+    def __init__(self, what: str, message: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: {message}")
+
+
+class Invariants:
+    """Cheap checks after every step: they find a slip where it happens, not where it shows."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.emitter: dict[tuple[str, int], str] = {}
+        self.read = dict.fromkeys(world.outboxes, 0)
+        self.epochs: dict[str, int] = {}
+
+    def __call__(self) -> None:
+        """Check what has been written since the last step."""
+        self._one_emitter()
+        self._one_holder()
+        self._growing_epochs()
+
+    def _one_emitter(self) -> None:
+        """At most one instance emits for a key in an epoch."""
+        for name, outbox in self.world.outboxes.items():
+            for entry in outbox.read(self.read[name]):
+                self.read[name] = entry.position + 1
+                results, _ = entry.blob
+                for result in results:
+                    first = self.emitter.setdefault((result.key, result.epoch), name)
+                    if first != name:
+                        raise Violation(
+                            "one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}"
+                        )
+
+    def _one_holder(self) -> None:
+        """A key's state lies at one instance, or at both ends of a move; what an abort left behind does not count."""
+        holders = defaultdict(set)
+        for name, actor in self.world.instances.items():
+            if actor.alive and actor.plan is None:  # one that repeats a batch is where it was before it
+                for part in actor.parts:
+                    for key in part.entries:
+                        holders[key].add(name)
+        if all(len(names) == 1 for names in holders.values()):
+            return
+        if not self.world.coordinator.alive:
+            return
+        unsettled = list(self.world.coordinator.coordinator.unsettled())
+        for key, names in holders.items():
+            concerned = [migration for migration in unsettled if key in migration.move.selection]
+            names -= {migration.move.destination for migration in concerned if migration.is_over}
+            ends = [{m.move.source, m.move.destination} for m in concerned if not m.is_over]
+            if len(names) > 1 and names not in ends:
+                raise Violation("one holder", f"{key} lies at {sorted(names)}")
+
+    def _growing_epochs(self) -> None:
+        """The epoch that may speak for a key never goes back."""
+        if self.world.outlet.alive:
+            for key in self.world.keys:
+                epoch = self.world.outlet.committed.get(key, 0)
+                if epoch < self.epochs.setdefault(key, epoch):
+                    raise Violation("growing epochs", f"{key} went from {self.epochs[key]} to {epoch}")
+                self.epochs[key] = epoch
+
+
+def sequential(world: World) -> tuple[dict[str, list[Any]], set[tuple[str, int]]]:
+    """The results of each key, and what was parked, had one instance applied everything in the order of arrival."""
+    results: dict[str, list[Any]] = defaultdict(list)
+    parked = set()
+    for gateway in world.gateways.values():
+        instance = Instance("sequential", Job(), int)
+        records: list[Record] = []
+        for entry in gateway.ingress.read(0):
+            content: Any = entry.blob
+            if isinstance(content, list):
+                records += [record._replace(offset=record.seq) for record in content]
+            elif isinstance(content, tuple):
+                seq = entry.position * SPAN
+                records.append(Record(seq, Kind.TICK, -1, "", seq, 0, gateway.name, content[1], content[1], b""))
+        out = instance.apply(records)
+        for result in out.results:
+            results[result.key].append((result.seq, result.n, result.values))
+        parked |= {(notice.key, notice.seq) for notice in out.notices}  # type: ignore[union-attr]
+    return results, parked
+
+
+def check_end(world: World) -> None:
+    """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
+    unsettled = list(world.coordinator.coordinator.unsettled())
+    if unsettled:
+        raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
+    expected, parked = sequential(world)
+    got: dict[str, list[Any]] = defaultdict(list)
+    for result in world.outlet.delivered:
+        got[result.key].append((result.seq, result.n, result.values))
+    if world.outlet.gate.held:
+        raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
+    for key in world.keys:
+        _compare(key, got[key], expected[key])
+    seen = [(notice.key, notice.seq) for notice in world.outlet.parked]
+    if len(seen) != len(set(seen)) or set(seen) != parked:
+        raise Violation("parked", f"dead letters {sorted(seen)}, expected {sorted(parked)}")
+    for name, actor in world.instances.items():
+        if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
+            raise Violation("settled", f"{name} still has a move open")
+
+
+def _compare(key: str, got: list[Any], expected: list[Any]) -> None:
+    if got == expected:
+        return
+    ids, wanted = [g[:2] for g in got], [e[:2] for e in expected]
+    if len(set(ids)) < len(ids):
+        raise Violation("duplicated", f"{key}: {sorted(i for i in set(ids) if ids.count(i) > 1)}")
+    if set(wanted) - set(ids):
+        raise Violation("lost", f"{key}: {sorted(set(wanted) - set(ids))}")
+    if ids != wanted:
+        raise Violation("out of order", f"{key}: {_first(ids, wanted)}")
+    raise Violation("wrong", f"{key}: {_first(got, expected)}")
+
+
+def _first(got: list[Any], expected: list[Any]) -> str:
+    one, other = next(pair for pair in zip(got, expected, strict=True) if pair[0] != pair[1])
+    return f"{one} instead of {other}"

@@ -1,0 +1,38 @@
+"""The job the simulator runs: order-sensitive, with timers, so that any slip changes every later result."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from whimbrel.core import operator
+from whimbrel.core.operator import Context, Emit
+
+
+class Job(operator.Operator):
+    """Counts, and chains a checksum over everything a key has seen; every third record sets a timer; some raise."""
+
+    tries = 2
+
+    class State(operator.State):
+        """What a key has seen."""
+
+        count: int = 0
+        chain: int = 0
+
+    def process(self, key: str, event: int, state: Any, emit: Emit, ctx: Context) -> None:
+        """One record."""
+        state.count += 1
+        state.chain = (state.chain * 31 + event + 1) % 1_000_003
+        if event == 13:
+            raise ValueError("this record is poison")
+        if state.count % 3 == 0:
+            ctx.timer(timedelta(microseconds=event * 10))
+        if event % 5 == 0:
+            emit(half=state.chain // 2)
+        emit(count=state.count, chain=state.chain, chance=ctx.random.randint(0, 9))
+
+    def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
+        """A timer is due."""
+        state.chain = (state.chain * 37 + ctx.now_us) % 1_000_003
+        emit(timer=state.chain)

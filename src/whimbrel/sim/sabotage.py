@@ -1,0 +1,56 @@
+"""Safeguards switched off, one at a time: the simulator must notice each. What it would not miss, it does not check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from whimbrel.core.arrival import Arrival
+from whimbrel.core.gate import Gate
+from whimbrel.core.instance import Instance
+from whimbrel.core.record import Kind, Record, Result
+from whimbrel.sim.world import GatewayActor
+
+
+def _release(self: Gate, result: Result, released: list[Result]) -> None:
+    released.append(result)
+
+
+def _release_early(self: Gate, results: list[Result]) -> list[Result]:
+    """Later epochs do not wait for earlier ones; only what is closed is refused."""
+    return [result for result in results if result.epoch >= self.epochs[result.key]]
+
+
+def _markers_last(self: GatewayActor, name: str, records: list[Record], position: int) -> None:
+    """Markers are kept back and put behind the next records instead of before them."""
+    late: dict[str, list[Record]] = self.__dict__.setdefault("late", {})
+    plain = [record for record in records if record.kind not in (Kind.BEGIN, Kind.CUTOVER)]
+    marks = [record for record in records if record.kind in (Kind.BEGIN, Kind.CUTOVER)]
+    _append(self, name, plain + late.pop(name, []), position)
+    if marks:
+        late[name] = marks
+
+
+_append = GatewayActor.append
+
+SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "gate": (Gate, "offer", _release_early),
+    "dedup": (Instance, "is_duplicate", lambda self, entry, record: False),
+    "filter": (Arrival, "is_silent", lambda self, src: False),
+    "buffering": (Arrival, "buffers", lambda self, key, instance: False),
+    "fencing": (Gate, "refuse", _release),
+    "markers": (GatewayActor, "append", _markers_last),
+}
+
+
+@contextmanager
+def sabotaged(name: str | None) -> Iterator[None]:
+    """The world with one safeguard off."""
+    if name is None:
+        yield
+        return
+    owner, attribute, broken = SABOTAGES[name]
+    with patch.object(owner, attribute, broken):
+        yield

@@ -1,0 +1,58 @@
+"""Where the Java that runs Spark is found.
+
+A SparkSession starts a JVM, and Spark takes `$JAVA_HOME/bin/java` or whatever `java` is on the PATH, without asking
+whether it can run Spark at all. `find_java` asks first, so that a missing or outdated Java is known before a JVM dies
+of it. `make setup` uses the same function and puts a Java into the virtual environment where the machine has none.
+
+This file starts no session and changes no environment variable: that is for whoever starts the session.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def find_java() -> str | None:
+    """The home of a Java that can run Spark (17, or 21 and later), or None.
+
+    Looks at `JAVA_HOME`, then at `java` on the PATH, then at the Java that `make setup` may have put into this
+    environment (`sys.prefix/java`). A place whose Java is missing or of another version is passed over: Spark would
+    still take it, so set `JAVA_HOME` to the result before the session starts, even where it was already set.
+    """
+    for home in _places():
+        if os.access(home / "bin" / "java", os.X_OK) and _runs_spark(_major_version(home)):
+            return str(home)
+    return None
+
+
+def _places() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if java := shutil.which("java"):
+        # Debian's /usr/bin/java is a link to the real home. A version manager's shim leads to no home and is passed
+        # over; those managers set JAVA_HOME.
+        yield Path(java).resolve().parent.parent
+    yield Path(sys.prefix) / "java"
+
+
+def _runs_spark(major: int | None) -> bool:
+    return major is not None and (major == 17 or major >= 21)
+
+
+def _major_version(home: Path) -> int | None:
+    """Read from the `release` file that every JDK carries; from Java itself (a tenth of a second) only without it."""
+    try:
+        told = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        told = None
+    if told is None:
+        try:
+            asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        told = re.search(r'version "(\d+)', asked.stderr)
+    return int(told[1]) if told else None

@@ -1,0 +1,274 @@
+"""The log contract, run over every backend: first its rules one by one, then a model that meets them in any order.
+
+A new backend joins by one line in BACKENDS. `embedded-afresh` opens the file again for each single call, as if every
+call came from a new process: whatever a log keeps only in memory fails here.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from whimbrel.core.errors import Refused, Trimmed
+from whimbrel.log import EmbeddedLog, Entry, Lane, Log, MemoryLog
+
+DATA, CONTROL = Lane.DATA, Lane.CONTROL
+
+
+class Afresh:
+    """Opens the log for each call and closes it after."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            log = EmbeddedLog(self._path)
+            try:
+                return getattr(log, name)(*args, **kwargs)
+            finally:
+                log.close()
+
+        return call
+
+
+Maker = Callable[[Path], Log]
+BACKENDS: dict[str, Maker] = {
+    "memory": lambda folder: MemoryLog(),
+    "embedded": lambda folder: EmbeddedLog(folder / "log"),
+    "embedded-afresh": lambda folder: Afresh(folder / "log"),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
+    log = BACKENDS[request.param](tmp_path)
+    yield log
+    before = everything(log)
+    log.close()
+    assert everything(log) == before, "close releases, it loses nothing"
+    if request.param != "memory":
+        assert everything(EmbeddedLog(tmp_path / "log", create=False)) == before
+
+
+def everything(log: Log) -> list[object]:
+    lanes = [(lane, log.head(lane), log.tail(lane), log.read(log.head(lane), lane=lane)) for lane in Lane]
+    return [*lanes, *((lane, writer, log.counter(writer, lane)) for lane in Lane for writer in "abcd")]
+
+
+def write(log: Log, *counts: int, writer: str = "a", lane: Lane = DATA) -> None:
+    """Append one entry for each count, the blob saying which append of its writer it is."""
+    for count in counts:
+        counter = log.counter(writer, lane) + 1
+        blob = f"{writer}{counter}".encode()
+        assert log.append(blob, count=count, writer=writer, counter=counter, lane=lane) is not None
+
+
+def test_a_new_log_is_empty(log: Log) -> None:
+    for lane in Lane:
+        assert (log.head(lane), log.tail(lane), log.counter("a", lane)) == (0, 0, -1)
+        assert (log.read(0, lane=lane), log.advance(0, 10, lane), log.backlog(0, lane)) == ([], 0, 0)
+
+
+def test_entries_keep_the_order_of_their_appends(log: Log) -> None:
+    assert log.append(b"x", count=3, writer="a", counter=0) == 0
+    assert log.append(b"", count=0, writer="b", counter=7) == 1
+    assert log.append(b"\0\xff", count=1, writer="a", counter=5) == 2
+    assert log.read(0) == [Entry(0, 3, b"x"), Entry(1, 0, b""), Entry(2, 1, b"\0\xff")]
+    assert log.tail() == 3
+
+
+def test_a_repeated_append_changes_nothing(log: Log) -> None:
+    write(log, 1, 1)
+    before = everything(log)
+    assert log.append(b"again", count=1, writer="a", counter=1) is None
+    assert log.append(b"older", count=1, writer="a", counter=0) is None
+    assert everything(log) == before
+
+
+def test_each_writer_has_its_own_counter_and_may_skip_numbers(log: Log) -> None:
+    assert log.append(b"a", count=1, writer="a", counter=100) == 0
+    assert log.append(b"b", count=1, writer="b", counter=0) == 1
+    assert log.append(b"a", count=1, writer="a", counter=99) is None
+    assert (log.counter("a"), log.counter("b"), log.counter("c")) == (100, 0, -1)
+
+
+def test_reading_a_range(log: Log) -> None:
+    write(log, 1, 1, 1, 1)
+    positions = {(s, e): [entry.position for entry in log.read(s, e)] for s in range(6) for e in (None, *range(6))}
+    assert positions == {(s, e): list(range(s, 4 if e is None else min(e, 4))) for s, e in positions}
+
+
+def test_lanes_are_independent(log: Log) -> None:
+    write(log, 1, 2, 3)
+    write(log, 7, lane=CONTROL)
+    assert (log.tail(DATA), log.tail(CONTROL)) == (3, 1)
+    assert (log.counter("a", DATA), log.counter("a", CONTROL)) == (2, 0)
+    assert (log.backlog(0, DATA), log.backlog(0, CONTROL)) == (6, 7)
+    log.trim(2, DATA)
+    assert (log.head(DATA), log.head(CONTROL)) == (2, 0)
+    assert log.read(0, lane=CONTROL) == [Entry(0, 7, b"a0")]
+
+
+def test_what_was_trimmed_cannot_be_asked_for(log: Log) -> None:
+    write(log, 1, 1, 1, 1)
+    log.trim(2)
+    assert log.read(2, 3) == [Entry(2, 1, b"a2")]
+    assert log.read(2, 1) == log.read(3, 0) == []
+    for ask in (lambda: log.read(1), lambda: log.read(0, 1), lambda: log.advance(1, 5), lambda: log.backlog(0)):
+        with pytest.raises(Trimmed) as caught:
+            ask()
+        assert caught.value.head == 2
+
+
+def test_trim_moves_the_head_neither_backwards_nor_beyond_the_tail(log: Log) -> None:
+    write(log, 1, 1, 1)
+    log.trim(2)
+    log.trim(1)
+    log.trim(-5)
+    assert (log.head(), log.tail()) == (2, 3)
+    log.trim(99)
+    assert (log.head(), log.tail()) == (3, 3)
+
+
+def test_counters_and_tail_survive_the_trimming_of_everything(log: Log) -> None:
+    write(log, 2, 2)
+    log.trim(2)
+    assert (log.head(), log.tail(), log.read(2), log.backlog(2), log.advance(2, 9)) == (2, 2, [], 0, 2)
+    assert log.append(b"again", count=2, writer="a", counter=1) is None
+    assert log.append(b"new", count=5, writer="a", counter=2) == 2
+    assert (log.read(2), log.backlog(2)) == ([Entry(2, 5, b"new")], 5)
+
+
+def test_a_trimmed_log_goes_on_where_it_was(log: Log) -> None:
+    for _ in range(5):
+        write(log, 3, 0, 2)
+        log.trim(log.tail() - 1)
+    assert (log.head(), log.tail(), log.backlog(14)) == (14, 15, 2)
+    write(log, 1, 1)
+    assert [entry.blob for entry in log.read(14)] == [b"a14", b"a15", b"a16"]
+    assert (log.backlog(14), log.advance(14, 3)) == (4, 16)
+
+
+def test_advance_takes_what_fits_and_at_least_one_entry(log: Log) -> None:
+    write(log, 10, 1, 0, 2, 0, 50)
+    reach = {(0, 0): 1, (0, 9): 1, (0, 10): 1, (0, 11): 3, (0, 12): 3, (0, 13): 5, (1, 3): 5, (1, 53): 6, (2, 0): 3}
+    reach |= {(2, 1): 3, (5, 1): 6, (4, 0): 5, (0, 10**9): 6, (3, -1): 4, (6, 5): 6, (8, 5): 8}
+    assert {(start, records): log.advance(start, records) for start, records in reach} == reach
+
+
+def test_backlog_counts_records_not_entries(log: Log) -> None:
+    write(log, 10, 0, 5)
+    assert [log.backlog(start) for start in range(5)] == [15, 5, 5, 0, 0]
+
+
+def test_an_entry_cannot_hold_fewer_than_no_records(log: Log) -> None:
+    before = everything(log)
+    with pytest.raises(Refused):
+        log.append(b"x", count=-1, writer="a", counter=0)
+    assert everything(log) == before
+
+
+def test_many_threads(log: Log) -> None:
+    """Four writers, each repeating every append, a reader and a trimmer: no gap, no double, each writer in order."""
+    each, errors, seen = 40, list[BaseException](), list[Entry]()
+
+    def write_all(writer: str) -> None:
+        for counter in [i // 2 for i in range(2 * each)]:
+            log.append(f"{writer}{counter}".encode(), count=1, writer=writer, counter=counter)
+
+    def read_all() -> None:
+        while len(seen) < 4 * each and not errors:
+            seen.extend(log.read(len(seen)))
+            log.trim(len(seen) - 3)
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    works = [read_all, *(partial(write_all, writer) for writer in "abcd")]
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
+    assert [entry.position for entry in seen] == list(range(4 * each))
+    blobs = [entry.blob.decode() for entry in seen]
+    for writer in "abcd":
+        assert [blob for blob in blobs if blob[0] == writer] == [f"{writer}{i}" for i in range(each)]
+
+
+class Model(RuleBasedStateMachine):
+    """A lane as a plain list of all entries ever written, which remembers its head and its writers' counters."""
+
+    lanes, positions, writers = st.sampled_from(Lane), st.integers(-1, 20), st.sampled_from("ab")
+
+    def __init__(self, make: Maker) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.log = make(Path(self.folder.name))
+        self.entries: dict[Lane, list[Entry]] = {lane: [] for lane in Lane}
+        self.heads = dict.fromkeys(Lane, 0)
+        self.counters: dict[tuple[Lane, str], int] = {}
+
+    @rule(lane=lanes, writer=writers, step=st.integers(-2, 3), count=st.integers(0, 5), blob=st.binary(max_size=9))
+    def append(self, lane: Lane, writer: str, step: int, count: int, blob: bytes) -> None:
+        counter = max(self.counters.get((lane, writer), -1) + step, 0)
+        new = counter > self.counters.get((lane, writer), -1)
+        expected = len(self.entries[lane]) if new else None
+        if new:
+            self.entries[lane].append(Entry(len(self.entries[lane]), count, blob))
+            self.counters[lane, writer] = counter
+        assert self.log.append(blob, count=count, writer=writer, counter=counter, lane=lane) == expected
+
+    @rule(lane=lanes, position=positions)
+    def trim(self, lane: Lane, position: int) -> None:
+        self.log.trim(position, lane)
+        self.heads[lane] = max(self.heads[lane], min(position, len(self.entries[lane])))
+
+    @rule(lane=lanes, start=positions, end=st.none() | positions, records=st.integers(0, 40))
+    def look(self, lane: Lane, start: int, end: int | None, records: int) -> None:
+        if start < self.heads[lane]:
+            for ask in (self.log.read, self.log.backlog, partial(self.log.advance, records=records)):
+                with pytest.raises(Trimmed):
+                    ask(start, lane=lane)
+            return
+        rest = self.entries[lane][start:]
+        assert self.log.read(start, end, lane) == [e for e in rest if end is None or e.position < end]
+        assert self.log.backlog(start, lane) == sum(e.records for e in rest)
+        fits = [n for n in range(len(rest) + 1) if n <= 1 or sum(e.records for e in rest[:n]) <= records]
+        assert self.log.advance(start, records, lane) == start + fits[-1]
+
+    @rule()
+    def close(self) -> None:
+        self.log.close()
+
+    @invariant()
+    def agree(self) -> None:
+        for lane in Lane:
+            assert (self.log.head(lane), self.log.tail(lane)) == (self.heads[lane], len(self.entries[lane]))
+        assert all(self.log.counter(writer, lane) == n for (lane, writer), n in self.counters.items())
+
+    def teardown(self) -> None:
+        self.log.close()
+        self.folder.cleanup()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_behaves_like_a_list(backend: str) -> None:
+    few = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    # A factory is what it takes; its annotation says otherwise.
+    run_state_machine_as_test(lambda: Model(BACKENDS[backend]), settings=few)  # type: ignore[arg-type]
