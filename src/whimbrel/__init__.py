@@ -1,3 +1,30 @@
-"""Whimbrel moves the state of a running PySpark stream between sites, key by key, without stopping it."""
+"""Whimbrel moves the state of a running PySpark stream between sites, key by key, without stopping it.
+
+The whole public surface: what a user imports is here, everything else may change.
+"""
 
 from __future__ import annotations
+
+from whimbrel.app import App, Handle, run
+from whimbrel.core.errors import Refused, Retry, Stop, UnknownName, WhimbrelError
+from whimbrel.core.operator import Context, Operator, State
+from whimbrel.pipeline import Csv, Items, JsonLines, Parquet, Pipeline
+
+__all__ = [
+    "App",
+    "Context",
+    "Csv",
+    "Handle",
+    "Items",
+    "JsonLines",
+    "Operator",
+    "Parquet",
+    "Pipeline",
+    "Refused",
+    "Retry",
+    "State",
+    "Stop",
+    "UnknownName",
+    "WhimbrelError",
+    "run",
+]

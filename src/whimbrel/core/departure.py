@@ -31,6 +31,8 @@ class Departure(msgspec.Struct):
     queue: list[str] | None = None
     """Keys still to ship; None before every router has begun."""
     shipped: bool = False
+    state_bytes: int = 0
+    sent_bytes: int = 0
 
     def is_frozen(self, src: str) -> bool:
         """Whether the time of keys that come through this router stands still here."""
@@ -46,10 +48,12 @@ class Departure(msgspec.Struct):
         elif kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == routers:
-                instance.drop(instance.keys_in(self.move))
+                keys = instance.keys_in(self.move)
+                instance.drop(keys)
                 del instance.moves.departures[self.move.id]
                 part = (self.move.id, instance.name, instance.part, instance.parts)
-                out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+                weight = (len(keys), self.state_bytes, self.sent_bytes)
+                out.notices.append(Closed(*part, self.move.selection, self.move.epoch, *weight))
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == routers:
@@ -66,6 +70,7 @@ class Departure(msgspec.Struct):
             key = self.queue.pop()
             luggage = self._luggage(instance, key)
             left -= len(luggage.state) + 64
+            self.state_bytes += len(luggage.state)
             if len(luggage.state) > self.move.chunk:
                 self._post_pieces(instance, key, luggage, out)
             else:
@@ -94,4 +99,6 @@ class Departure(msgspec.Struct):
             self._post(instance, Parcel(self.move.id, bin_of(key), {key: part}, piece, pieces), out)
 
     def _post(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        out.posts.append(instance.post(self.move.destination, Kind.PARCEL, parcel, parcel.bin))
+        post = instance.post(self.move.destination, Kind.PARCEL, parcel, parcel.bin)
+        self.sent_bytes += len(post.body)
+        out.posts.append(post)

@@ -93,14 +93,17 @@ class KeyMap(Generic[V]):
             yield self[key]
 
     def select(self, value: V, among: Selection | None = None) -> Selection:
-        """All keys that have this value, or all such keys of a selection, as a selection."""
+        """All keys that have this value, or all such keys of a selection, as a selection.
+
+        However it was asked for, the same set of keys comes out as the same selection.
+        """
         within = EVERYTHING if among is None else among
         bins = frozenset(bin for bin in within.bins if self.by_bin[bin] == value)
         apart = {key for key, held in self.by_key.items() if held != value and bin_of(key) in bins}
-        without = frozenset({key for key in within.without if bin_of(key) in bins} | apart)
+        without = apart | {key for key in within.without - within.keys if bin_of(key) in bins}
         singly = [*within.keys, *(key for key, held in self.by_key.items() if held == value and key in within)]
-        keys = frozenset(key for key in singly if self[key] == value and (bin_of(key) not in bins or key in without))
-        return Selection(bins, keys, without)
+        keys = (key for key in singly if self[key] == value and bin_of(key) not in bins)
+        return Selection(bins, frozenset(keys), frozenset(without))
 
     def dump(self) -> tuple[list[V], dict[str, V]]:
         """What `restore` takes back."""

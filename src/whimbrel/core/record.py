@@ -138,6 +138,11 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     selection: Selection
     epoch: int
     """The epoch that may speak now."""
+    keys: int = 0
+    """How many keys have left."""
+    state_bytes: int = 0
+    sent_bytes: int = 0
+    """All that was posted for the move."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

@@ -63,7 +63,7 @@ class World:
         self.coordinator = CoordinatorActor(self)
         self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), self.outlet, self.coordinator]
         self._agenda: list[tuple[float, int, Actor]] = []
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: list[Callable[[Actor], None]] = []
 
     def run(self, limit: int = 20_000) -> None:
         """Until everything has been sent, moved and delivered, and nobody has anything left to do."""
@@ -88,8 +88,9 @@ class World:
         except Died:
             actor.alive = False
             return True
-        for watch in self.watchers:
-            watch()
+        if worked:
+            for watch in self.watchers:
+                watch(actor)
         return worked
 
     def maybe_die(self, odds: float = 0.01) -> None:

@@ -1,0 +1,1 @@
+"""A site: a place that runs instances."""

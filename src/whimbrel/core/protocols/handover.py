@@ -38,6 +38,10 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: 
         return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
 
     def settle(migration: Migration, event: Closed | Opened) -> Answer:
+        if isinstance(event, Closed) and not migration.has_heard_part(event):
+            migration.keys += event.keys
+            migration.state_bytes += event.state_bytes
+            migration.sent_bytes += event.sent_bytes
         migration.hear(event)
         closed = migration.has_heard(Closed, migration.move.source)
         opened = migration.has_heard(Opened, migration.move.destination)

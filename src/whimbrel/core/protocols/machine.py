@@ -44,6 +44,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 class Copied(msgspec.Struct, frozen=True, tag=True):
     """The instance's checkpoint lies, whole, at the other site."""
 
+    size: int = 0
+
 
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The instance runs at this site."""
@@ -119,6 +121,9 @@ class Migration(msgspec.Struct):
     """By notice and instance."""
     reason: str | None = None
     story: list[Line] = []
+    keys: int = 0
+    state_bytes: int = 0
+    sent_bytes: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -129,6 +134,11 @@ class Migration(msgspec.Struct):
         """Note one part's notice; whether all parts of that instance have now sent theirs."""
         self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
         return self.has_heard(type(notice), notice.instance)
+
+    def has_heard_part(self, notice: Ready | Closed | Opened | Aborted) -> bool:
+        """Whether this very notice has come before."""
+        heard = self.heard.get(f"{type(notice).__name__} {notice.instance}")
+        return heard is not None and notice.part in heard.sent
 
     def has_heard(self, kind: type, instance: str) -> bool:
         """Whether all parts of an instance have sent this kind of notice."""

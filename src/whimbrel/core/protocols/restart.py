@@ -74,6 +74,7 @@ def copy(migration: Migration, event: Stopped) -> Answer:
 
 def start(migration: Migration, event: Copied) -> Answer:
     """The checkpoint is there."""
+    migration.state_bytes = migration.sent_bytes = event.size
     return STARTING, _start_there(migration)
 
 

@@ -1,0 +1,236 @@
+"""The orchestrator: knows the stages, sites and migrations; decides, journals, and only then lets it be done.
+
+Off the data path: if it dies, data keeps flowing, and whoever starts from its journal finishes what it had ordered.
+One thread carries commands out, in order; events come in from any thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from whimbrel.control.journal import Journal
+from whimbrel.core import wire
+from whimbrel.core.coordinator import Coordinator
+from whimbrel.core.errors import Unavailable, UnknownName, WhimbrelError
+from whimbrel.core.keys import EVERY_BIN, Selection
+from whimbrel.core.protocols import machine
+from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
+from whimbrel.core.record import Aborted, Closed, Kind, Opened, Ready, Record
+from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.log import codec
+from whimbrel.log.contract import Lane, Log
+from whimbrel.site.site import Site
+
+PERIOD = 0.2
+RESTARTS = 3
+_CONTROL = codec.entry_schema(pa.schema([]))
+
+
+@dataclass
+class StageControl:
+    """What the orchestrator can reach of one stage."""
+
+    coordinator: Coordinator
+    gateways: list[Gateway]
+    inbox_of: Callable[[str], Log]
+    failures: dict[str, int] = field(default_factory=dict)
+    """By instance: how often its query has died."""
+
+
+class Orchestrator:
+    """The migrations of all stages."""
+
+    def __init__(self, journal: Journal, sites: dict[str, Site], clock_us: Callable[[], int]) -> None:
+        self.journal, self.sites, self._clock_us = journal, sites, clock_us
+        self.stages: dict[str, StageControl] = {}
+        self.error: Exception | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._todo: queue.Queue[tuple[str, str, Command]] = queue.Queue()
+        self._deadlines: dict[tuple[str, str], float] = {}
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._carry_out_all, name="orchestrator", daemon=True),
+            threading.Thread(target=self._watch, name="orchestrator-watch", daemon=True),
+        ]
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def recover(self) -> None:
+        """Take in what the journal knows, and say again what may not have been heard."""
+        with self._changed:
+            for migration in self.journal.migrations():
+                control = self.stages[migration.move.stage]
+                self._queue(migration, control.coordinator.adopt(migration))
+
+    def start(self) -> None:
+        """Begin to carry commands out."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop; what is not finished goes on at the next start."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    # ── Orders and events ────────────────────────────────────────────────────────────────────────────────────────
+
+    def migrate(
+        self,
+        stage: str,
+        selection: Selection,
+        site: str,
+        destination: str,
+        protocol: str,
+        deadline: float,
+        **limits: int,
+    ) -> list[str]:
+        """Order the migrations that bring a selection to a site; return their names, none if it is there already."""
+        with self._changed:
+            control = self.stages[stage]
+            number = sum(len(other.coordinator.migrations) for other in self.stages.values()) + 1
+            planned = control.coordinator.plan(selection, destination, site, protocol, f"m{number}", **limits)
+            for migration in planned:
+                commands = control.coordinator.start(migration, self._clock_us())
+                self.journal.write(migration)
+                self._deadlines[stage, migration.move.id] = time.monotonic() + deadline
+                self._queue(migration, commands)
+            return [migration.move.id for migration in planned]
+
+    def hear(self, stage: str, notice: Ready | Closed | Opened | Aborted) -> None:
+        """A notice of an instance."""
+        self.tell(stage, notice.move, notice)
+
+    def tell(self, stage: str, id: str, event: Event) -> None:
+        """Tell a migration an event: journal what it means, then let it be done."""
+        with self._changed:
+            coordinator = self.stages[stage].coordinator
+            commands = coordinator.handle(id, event, self._clock_us())
+            migration = coordinator.migrations[id]
+            self.journal.write(migration)
+            self._queue(migration, commands)
+            self._changed.notify_all()
+
+    def migration(self, stage: str, id: str) -> Migration:
+        """One migration, as it is now."""
+        with self._changed:
+            return self.stages[stage].coordinator.migrations[id]
+
+    def wait(self, stage: str, ids: list[str], timeout: float | None) -> bool:
+        """Until all of these are over; False if the time ran out first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not all(self.migration(stage, id).is_over for id in ids):
+                if self.error is not None:
+                    raise self.error
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(PERIOD if left is None else min(left, PERIOD))
+        return True
+
+    # ── Deeds ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _queue(self, migration: Migration, commands: list[Command]) -> None:
+        for command in commands:
+            self._todo.put((migration.move.stage, migration.move.id, command))
+
+    def _carry_out_all(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                stage, id, command = self._todo.get(timeout=PERIOD)
+            except queue.Empty:
+                continue
+            try:
+                self._carry_out(stage, id, command)
+            except Unavailable as error:
+                self._answer_failure(stage, id, command, error)
+            except Exception as error:
+                with self._changed:
+                    self.error = error
+                    self._changed.notify_all()
+
+    def _carry_out(self, stage: str, id: str, command: Command) -> None:
+        control = self.stages[stage]
+        migration = self.migration(stage, id)
+        match command:
+            case Begin() | Cutover() | Abort():
+                for gateway in control.gateways:
+                    gateway.command(command)
+            case machine.Forget(move):
+                record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
+                blob = codec.encode([record], _CONTROL)
+                inbox = control.inbox_of(move.destination)
+                inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)
+            case machine.StopInstance(instance):
+                self.sites[migration.from_site].stop(instance)
+                self.tell(stage, id, Stopped())
+            case machine.CopyCheckpoint(instance, site):
+                size = self.sites[site].take(instance, self.sites[migration.from_site])
+                self.tell(stage, id, Copied(size))
+            case machine.StartInstance(instance, site):
+                for other in self.sites.values():
+                    if other.name != site:
+                        other.stop(instance)
+                self.sites[site].start(instance)
+                self.tell(stage, id, Started(site))
+
+    def _answer_failure(self, stage: str, id: str, command: Command, error: Unavailable) -> None:
+        if isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
+            self.tell(stage, id, Failed(str(error)))
+        else:  # a log that cannot be written now: the command is repeated until it can
+            self._todo.put((stage, id, command))
+            self._stopping.wait(PERIOD)
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(PERIOD):
+            try:
+                self._check_deadlines()
+                self._check_queries()
+            except WhimbrelError as error:
+                self.error = error
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        for (stage, id), deadline in list(self._deadlines.items()):
+            if self.migration(stage, id).is_over:
+                del self._deadlines[stage, id]
+            elif now > deadline:
+                del self._deadlines[stage, id]
+                self.tell(stage, id, Abandoned("its deadline has passed"))
+
+    def _check_queries(self) -> None:
+        """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
+        for site in self.sites.values():
+            for instance, query in list(site.queries.items()):
+                if query.is_active or query.exception is None:
+                    continue
+                stage, control = self._stage_of(instance)
+                control.failures[instance] = control.failures.get(instance, 0) + 1
+                if control.failures[instance] > RESTARTS:
+                    self._give_up(stage, control, instance, f"{instance} at {site.name} keeps failing")
+                else:
+                    site.start(instance)
+
+    def _give_up(self, stage: str, control: StageControl, instance: str, reason: str) -> None:
+        for migration in list(control.coordinator.migrations.values()):
+            if not migration.is_over and migration.move.destination == instance:
+                self.tell(stage, migration.move.id, Abandoned(reason))
+        control_error = self.error
+        if control_error is None:
+            self.error = Unavailable(f"{reason}; see app.status()")
+
+    def _stage_of(self, instance: str) -> tuple[str, StageControl]:
+        for name, control in self.stages.items():
+            if instance in control.coordinator.sites:
+                return name, control
+        raise UnknownName("instance", instance, [])

@@ -1,0 +1,53 @@
+"""The dead letters: what could not be taken in or applied, each with its reason and position. The stream goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from whimbrel.core.errors import BadRecord
+from whimbrel.core.record import Parked
+from whimbrel.log.contract import Log
+
+SNIPPET = 1_000
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """One record that went nowhere."""
+
+    reason: str
+    message: str
+    source: str
+    position: int
+    """A source's row number; for a parked record its `seq`."""
+    record: str
+    """The record, or its beginning."""
+
+
+class DeadLetters:
+    """A log of dead letters, and how many there are of each reason."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.counts = Counter(letter.reason for letter in self.read())
+
+    def put(self, bad: BadRecord, source: str, position: int, row: Any = None) -> None:
+        """Keep a row that could not be taken in."""
+        record = "" if row is None else msgspec.json.encode(row, enc_hook=repr).decode(errors="replace")
+        self._append(DeadLetter(bad.reason, str(bad), source, position, record[:SNIPPET]), source, position)
+
+    def park(self, parked: Parked) -> None:
+        """Keep a record that an operator failed on."""
+        letter = DeadLetter("operator failed", parked.error, parked.src, parked.seq, parked.event[:SNIPPET])
+        self._append(letter, f"{parked.src}/{parked.key}", parked.seq)
+
+    def _append(self, letter: DeadLetter, writer: str, counter: int) -> None:
+        if self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter) is not None:
+            self.counts[letter.reason] += 1
+
+    def read(self) -> list[DeadLetter]:
+        """All of them, in the order in which they came."""
+        entries = self._log.read(self._log.head())
+        return [msgspec.json.decode(entry.blob, type=DeadLetter) for entry in entries]

@@ -1,0 +1,86 @@
+"""The feed: a thread that carries a source's rows to the gateway at their rate, and bad ones to the dead letters.
+
+Rows travel in small batches, many a second: enough to spare the log, few enough to add no latency worth naming. When
+the inboxes have too much to do, the feed waits: the source is the only place where a record may wait without harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+
+from whimbrel.core.errors import BadRecord
+from whimbrel.gateway.dead_letters import DeadLetters
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.intake import Intake, Row
+from whimbrel.gateway.sources import Numbered, Source
+
+PERIOD = 0.02
+BATCH = 5_000
+WRITER = "source"
+"""In the ingress log the feed numbers its appends with the row it has come to."""
+
+
+class Feed:
+    """Carries one source to one gateway."""
+
+    def __init__(
+        self, source: Source, intake: Intake, gateway: Gateway, dead: DeadLetters, is_full: Callable[[], bool]
+    ) -> None:
+        self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"feed-{source.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin, behind the last row that the ingress log has."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop at the next batch."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._carry()
+        except Exception as error:  # whatever the user's iterable raises is told by status, not lost in a thread
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def _carry(self) -> None:
+        rows = self.source.rows(self.gateway.ingress.counter(WRITER) + 1)
+        rate, start, carried = self.source.rate, time.monotonic(), 0
+        while not self._stop.is_set():
+            while self.is_full() and not self._stop.wait(PERIOD):
+                pass
+            due = BATCH if rate is None else int((time.monotonic() - start) * rate) - carried
+            batch = list(islice(rows, max(0, min(due, BATCH))))
+            if due > 0 and not batch:
+                return
+            if batch:
+                self._take(batch)
+                carried += len(batch)
+            if rate is not None:
+                self._stop.wait(PERIOD)
+
+    def _take(self, batch: list[Numbered]) -> None:
+        plain: list[tuple[int, Row]] = []
+        for number, row in batch:
+            if isinstance(row, BadRecord):
+                self.dead.put(row, self.source.name, number)
+            else:
+                plain.append((number, row))
+        good = []
+        for (number, row), taken in zip(plain, self.intake.take([row for _, row in plain]), strict=True):
+            if isinstance(taken, BadRecord):
+                self.dead.put(taken, self.source.name, number, row)
+            else:
+                good.append(taken)
+        if good:
+            self.gateway.ingest(good, WRITER, batch[-1][0])

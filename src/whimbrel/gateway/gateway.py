@@ -1,0 +1,167 @@
+"""The gateway: where records enter. Numbers them, makes them durable, routes them.
+
+    rows ──▶ intake ──▶ ingress log (gives `seq`) ──▶ router ──▶ inboxes
+
+Data, ticks and the coordinator's commands stand in one ingress log, in one order; the router is a function of that
+order. So a gateway that died is rebuilt by replaying the log from its last snapshot: what it had appended before, the
+inboxes recognise by the gateway's name and the ingress position.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from whimbrel.core import wire
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.record import Kind, Move, Record
+from whimbrel.core.router import Abort, Begin, Command, Cutover, Routed, Router
+from whimbrel.log import codec
+from whimbrel.log.contract import Entry, Log
+
+_KINDS: dict[type, Kind] = {Begin: Kind.BEGIN, Cutover: Kind.CUTOVER, Abort: Kind.ABORT}
+_COMMANDS = {kind: command for command, kind in _KINDS.items()}
+
+
+class Saved(msgspec.Struct):
+    """A router's snapshot and the ingress position it stands at."""
+
+    position: int
+    router: bytes
+
+
+class Gateway:
+    """One producer into one stage. Safe to call from several threads: they take turns, which is the order."""
+
+    def __init__(
+        self,
+        router: Router,
+        ingress: Log,
+        known: Log,
+        inbox_of: Callable[[str], Log],
+        user: pa.Schema,
+        clock_us: Callable[[], int],
+        *,
+        keep: bool = False,
+    ) -> None:
+        """`known`: a log of the keys that have ever come. `keep`: do not trim the ingress log, so that a whole run can
+        be checked afterwards."""
+        self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
+        self._known = known
+        self.keys: dict[str, None] = {}
+        """Every key that has ever come, in the order of their first records."""
+        self._inbox_of, self._clock_us = inbox_of, clock_us
+        self._schema = codec.entry_schema(user)
+        self._lock = threading.RLock()
+        self._latest_us = 0
+        self.sent = 0
+        self.doubled: Counter[str] = Counter()
+        """By move: bytes of records that went to both instances."""
+
+    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ingest(self, events: Sequence[tuple[str, Sequence[Any], int | None]], writer: str, counter: int) -> bool:
+        """Take in (key, event, event time) as one entry. When this returns they are safe: nothing loses them now.
+
+        `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
+        """
+        with self._lock:
+            base = self.ingress.tail() * codec.ROWS
+            now = self._clock_us()
+            records = [
+                Record(0, 0, bin_of(key), key, base + row, 0, self.name, now if us is None else us, now, event)
+                for row, (key, event, us) in enumerate(events)
+            ]
+            blob = codec.encode(records, self._schema)
+            self._note_keys([key for key, _, _ in events if key not in self.keys])
+            position = self.ingress.append(blob, count=len(records), writer=writer, counter=counter)
+            if position is None:
+                return False
+            self._latest_us = max(self._latest_us, max(record.event_us for record in records))
+            self.sent += len(records)
+            self._append(self.router.route(records), position, blob)
+            return True
+
+    def _note_keys(self, fresh: list[str]) -> None:
+        if fresh:
+            self.keys |= dict.fromkeys(fresh)
+            self._known.append(wire.pack(fresh), count=len(fresh), writer=self.name, counter=self._known.tail())
+
+    def command(self, command: Command) -> None:
+        """Give the coordinator's command its place between the records. A repeated one changes nothing."""
+        kind = _KINDS[type(command)]
+        self._control(kind, wire.pack(command.move), 0, f"coordinator/{command.move.id}/{kind.name}", 0)
+
+    def tick(self, counter: int) -> None:
+        """Tell the instances how late it is: the latest event time seen."""
+        self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+
+    def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> None:
+        with self._lock:
+            seq = self.ingress.tail() * codec.ROWS
+            record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
+            blob = codec.encode([record], self._schema)
+            position = self.ingress.append(blob, count=1, writer=writer, counter=counter)
+            if position is not None:
+                self._append(self._apply(record), position)
+
+    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _apply(self, record: Record) -> Routed:
+        if record.kind == Kind.TICK:
+            return self.router.tick(record.seq, record.event_us, record.ingress_us)
+        command = _COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
+        return self.router.apply(command, record.seq, record.ingress_us)
+
+    def _append(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
+        for name, records in routed.items():
+            # While nothing has moved, all records go to one inbox just as they are: no need to encode them twice.
+            same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
+            whole = blob if same and not any(record.epoch for record in records) else None
+            whole = whole or codec.encode(records, self._schema)
+            self._inbox_of(name).append(whole, count=len(records), writer=self.name, counter=position)
+            for move in self.router.moving.values():
+                if name == move.destination and not move.hold:
+                    twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
+                    self.doubled[move.id] += twice * len(whole) // len(records)
+
+    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self) -> bytes | None:
+        """Where a replay may start; None while something moves. Whoever stores it calls `saved` afterwards."""
+        with self._lock:
+            snapshot = self.router.snapshot()
+            return None if snapshot is None else wire.pack(Saved(self.ingress.tail(), snapshot))
+
+    def saved(self, blob: bytes) -> None:
+        """A snapshot is safe: what lies before it in the ingress log is no longer needed."""
+        if not self.keep:
+            self.ingress.trim(wire.unpack(blob, Saved).position)
+
+    def recover(self, blob: bytes | None) -> None:
+        """Come back: restore the last snapshot, and route again what the ingress log has behind it."""
+        with self._lock:
+            for entry in self._known.read(0):
+                self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
+            position = self.ingress.head()
+            if blob is not None:
+                saved = wire.unpack(blob, Saved)
+                self.router.restore(saved.router)
+                position = saved.position
+            for entry in self.ingress.read(position):
+                self._replay(entry)
+
+    def _replay(self, entry: Entry) -> None:
+        # Inside an ingress entry an offset is what `seq` was made of.
+        records = [record._replace(seq=record.offset, offset=0) for record in codec.records(entry)]
+        self._latest_us = max(self._latest_us, max(record.event_us for record in records))
+        if records[0].kind == Kind.DATA:
+            self.sent += len(records)
+            self._append(self.router.route(records), entry.position)
+        else:
+            self._append(self._apply(records[0]), entry.position)

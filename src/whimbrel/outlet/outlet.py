@@ -1,0 +1,142 @@
+"""The outlet: where results leave. Reads the outboxes of a stage's instances, lets results through the gate, delivers.
+
+    outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
+        └─ notices ──▶ the orchestrator (which journals what they mean before it acts)
+
+Positions, gate and sinks are committed as one: a crash takes all of them back to the same point.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.gate import Gate
+from whimbrel.core.record import Closed, Notice, Outgoing, Result
+from whimbrel.log.contract import Log
+from whimbrel.outlet.sinks import Mark, Sink
+
+
+class Saved(msgspec.Struct):
+    """Everything that is committed together."""
+
+    positions: dict[str, int]
+    gate: bytes
+    marks: list[Mark]
+    delivered: int
+
+
+class Outlet:
+    """The outlet of one stage."""
+
+    def __init__(
+        self,
+        stage: str,
+        outboxes: Mapping[str, Log],
+        sinks: list[Sink],
+        hear: Callable[[Notice], None],
+        save: Callable[[bytes], None],
+        clock_us: Callable[[], int],
+        watch: Callable[[list[Result], int], None] = lambda results, now_us: None,
+    ) -> None:
+        """`outboxes` may grow while it runs; `watch` sees every released result, for figures only."""
+        self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
+        self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
+        self.gate = Gate()
+        self.positions: dict[str, int] = {}
+        self.delivered = 0
+        self.error: Exception | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+        self._patience = max((sink.patience for sink in sinks), default=0.0)
+        self._committed = time.monotonic()
+        self._dirty: dict[str, int] = {}
+        self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
+
+    def recover(self, blob: bytes | None) -> None:
+        """Take positions, gate and sinks back to the last commit."""
+        marks: list[Mark | None] = [None] * len(self.sinks)
+        if blob is not None:
+            saved = wire.unpack(blob, Saved)
+            self.positions, self.delivered = saved.positions, saved.delivered
+            self.gate.restore(saved.gate)
+            marks = [*saved.marks]
+        for sink, mark in zip(self.sinks, marks, strict=True):
+            sink.open(mark)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Deliver what is there, and stop."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for sink in self.sinks:
+            sink.close()
+
+    def wake(self) -> None:
+        """Something may have been written."""
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that has been written has been delivered."""
+        read = all(self.positions.get(name, 0) >= box.tail() for name, box in list(self.outboxes.items()))
+        return read and not self._dirty
+
+    def _run(self) -> None:
+        try:
+            while True:
+                stopping = self._stopping
+                worked = self._pass()
+                if self._dirty and (stopping or time.monotonic() - self._committed >= self._patience):
+                    self._commit()
+                if stopping and not worked:
+                    return
+                if not worked:
+                    self._wake.wait(0.05)
+                    self._wake.clear()
+        except Exception as error:  # told by status, and by whoever waits
+            self.error = error
+
+    def _pass(self) -> bool:
+        """Read what is new in every outbox, and deliver it."""
+        released: list[Result] = []
+        read: dict[str, int] = {}
+        for name, outbox in list(self.outboxes.items()):
+            for entry in outbox.read(self.positions.get(name, outbox.head())):
+                for outgoing in wire.unpack(entry.blob, list[Outgoing]):
+                    released += self.gate.offer(outgoing.results)
+                    for notice in outgoing.notices:
+                        released += self._notice(notice)
+                read[name] = entry.position + 1
+        now_us = self._clock_us()
+        if released:
+            for sink in self.sinks:
+                sink.write(released, now_us)
+            self.delivered += len(released)
+            self._watch(released, now_us)
+        self.positions |= read
+        self._dirty |= read
+        return bool(read)
+
+    def _notice(self, notice: Notice) -> list[Result]:
+        freed = self.gate.close(notice) if isinstance(notice, Closed) else []
+        self._hear(notice)
+        return freed
+
+    def _commit(self) -> None:
+        marks: list[Mark] = [sink.commit() for sink in self.sinks]
+        self._save(wire.pack(Saved(self.positions, self.gate.snapshot(), marks, self.delivered)))
+        for sink in self.sinks:
+            sink.committed()
+        for name, position in self._dirty.items():
+            self.outboxes[name].trim(position)
+        self._dirty, self._committed = {}, time.monotonic()

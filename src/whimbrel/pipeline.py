@@ -1,0 +1,163 @@
+"""What a user writes to describe a job: a pipeline of stages, where its records come from, where its results go.
+
+Nothing here runs anything: `whimbrel.run` does (app.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from whimbrel.core.errors import Refused
+from whimbrel.core.operator import Operator, takes_context
+from whimbrel.gateway import sources
+from whimbrel.gateway.intake import Row, parse_schema
+from whimbrel.outlet import sinks
+from whimbrel.outlet.sinks import Sink
+
+if TYPE_CHECKING:
+    from whimbrel.spark.query import Prepare
+
+
+@dataclass(frozen=True)
+class Csv:
+    """A CSV file with a header: as a source, read at `rate` rows a second; as a sink, written as results come."""
+
+    path: str | Path
+    schema: str | pa.Schema | None = None
+    rate: float | None = None
+    limit: int = sources.LIMIT
+    """Longer rows go to the dead letters."""
+    columns: list[str] | None = None
+    """As a sink: the columns, if not those of the first result."""
+
+    def source(self) -> sources.Source:
+        """This, to read from."""
+        return sources.CsvSource(Path(self.path), _schema(self.schema), self.rate, self.limit)
+
+    def sink(self) -> Sink:
+        """This, to write to."""
+        return sinks.CsvSink(Path(self.path), self.columns)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file with one JSON object a line."""
+
+    path: str | Path
+    schema: str | pa.Schema | None = None
+    rate: float | None = None
+    limit: int = sources.LIMIT
+    """Longer lines go to the dead letters."""
+    identity: bool = False
+    """As a sink: also write `_key, _epoch, _seq, _n, _ingress_us, _released_us`."""
+
+    def source(self) -> sources.Source:
+        """This, to read from."""
+        return sources.JsonLinesSource(Path(self.path), _schema(self.schema), self.rate, self.limit)
+
+    def sink(self) -> Sink:
+        """This, to write to."""
+        return sinks.JsonLinesSink(Path(self.path), self.identity)
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """A folder of Parquet files, to write to."""
+
+    path: str | Path
+
+    def sink(self) -> Sink:
+        """This, to write to."""
+        return sinks.ParquetSink(Path(self.path))
+
+
+@dataclass(frozen=True)
+class Items:
+    """Rows from Python: an iterable of dictionaries, or a function that returns one.
+
+    To go on after a restart it must give the same rows again: then pass a function, or a list.
+    """
+
+    items: Iterable[Row] | Callable[[], Iterable[Row]]
+    schema: str | pa.Schema | None = None
+    rate: float | None = None
+
+    def source(self) -> sources.Source:
+        """This, to read from."""
+        return sources.Items(self.items, _schema(self.schema), self.rate)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece of a pipeline: stateless PySpark (`prepare`), then one keyed operator."""
+
+    name: str
+    operator: Operator
+    prepare: Prepare | None
+    key: str
+    schema: pa.Schema | None
+    """Of the stage's input; None for the first stage, whose source knows."""
+    groups: int
+    partitions: int
+
+
+@dataclass
+class Pipeline:
+    """A job: records from a source, keyed by a column, through stages, to sinks."""
+
+    name: str
+    source: Csv | JsonLines | Items | Iterable[Row]
+    key: str
+    event_time: str | None = None
+    """A column with the time of the event; the time of arrival if there is none."""
+    stages: list[Stage] = field(default_factory=list)
+    sinks: list[Any] = field(default_factory=list)
+
+    def stage(
+        self,
+        name: str,
+        operator: Operator,
+        *,
+        prepare: Prepare | None = None,
+        key: str | None = None,
+        schema: str | pa.Schema | None = None,
+        groups: int = 4,
+        partitions: int = 1,
+    ) -> Pipeline:
+        """Add a stage. A stage behind another one reads its results: it needs `key` and `schema` of its own.
+
+        `prepare` is any function of PySpark DataFrames that keeps the columns whose names begin with `_`.
+        """
+        takes_context(operator)
+        if any(stage.name == name for stage in self.stages) or not name.isidentifier():
+            raise Refused(f"a stage needs a name of its own, made of letters, digits and _; not {name!r}")
+        if self.stages and (key is None or schema is None):
+            raise Refused(
+                f"stage {name!r} reads another stage's results: give it key='...' and schema='name type, ...'"
+            )
+        self.stages.append(Stage(name, operator, prepare, key or self.key, _schema(schema), groups, partitions))
+        return self
+
+    def sink(self, sink: Csv | JsonLines | Parquet | Callable[[dict[str, Any]], object]) -> Pipeline:
+        """Add a sink behind the last stage: a file, or a function called with each result."""
+        if not callable(sink) and not hasattr(sink, "sink"):
+            raise Refused(f"{type(sink).__name__} is no sink: use Csv, JsonLines, Parquet or a function")
+        self.sinks.append(sink)
+        return self
+
+    def make_source(self) -> sources.Source:
+        """The source, to read from."""
+        return self.source.source() if hasattr(self.source, "source") else Items(self.source).source()
+
+    def make_sinks(self) -> list[Sink]:
+        """The sinks, to write to."""
+        return [sink.sink() if hasattr(sink, "sink") else sinks.FunctionSink(sink) for sink in self.sinks]
+
+
+def _schema(given: str | pa.Schema | None) -> pa.Schema | None:
+    return parse_schema(given) if isinstance(given, str) else given

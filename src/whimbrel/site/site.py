@@ -1,0 +1,67 @@
+"""A site: one place with Spark. Starts, stops and takes over instances; each has its checkpoint in the site's folder.
+
+    <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
+
+The site obeys; what is to run where is decided by the orchestrator.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from whimbrel.core.errors import Unavailable, UnknownName
+from whimbrel.spark.query import StageQuery
+
+Make = Callable[[str, Path], StageQuery]
+"""Makes the query of an instance over a checkpoint."""
+
+
+class Site:
+    """One place."""
+
+    def __init__(self, name: str, folder: Path, make: Make) -> None:
+        self.name, self.folder, self._make = name, folder, make
+        self.queries: dict[str, StageQuery] = {}
+
+    def checkpoint(self, instance: str) -> Path:
+        """Where the checkpoint of an instance lies."""
+        return self.folder / instance
+
+    def start(self, instance: str) -> None:
+        """Run an instance, from its checkpoint if it has one here. Nothing happens if it runs."""
+        if instance in self.queries and self.queries[instance].is_active:
+            return
+        query = self._make(instance, self.checkpoint(instance))
+        query.start()
+        self.queries[instance] = query
+
+    def stop(self, instance: str) -> None:
+        """Stop an instance and wait for its end. Nothing happens if it does not run."""
+        query = self.queries.pop(instance, None)
+        if query is not None:
+            query.stop()
+
+    def take(self, instance: str, origin: Site) -> int:
+        """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
+        here, whole = self.checkpoint(instance), self.folder / f"{instance}.partial"
+        for leftover in (whole, here):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            # A query that has just ended may still be removing temporary files.
+            shutil.copytree(origin.checkpoint(instance), whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
+            whole.rename(here)
+        except (OSError, shutil.Error) as error:
+            raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error
+        return sum(file.stat().st_size for file in here.rglob("*") if file.is_file())
+
+    def discard(self, instance: str) -> None:
+        """Remove the checkpoint of an instance that runs elsewhere now."""
+        shutil.rmtree(self.checkpoint(instance), ignore_errors=True)
+
+    def query(self, instance: str) -> StageQuery:
+        """The query of an instance that runs here."""
+        if instance not in self.queries:
+            raise UnknownName("instance", instance, list(self.queries))
+        return self.queries[instance]

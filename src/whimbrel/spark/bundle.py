@@ -1,0 +1,188 @@
+"""Bundles: how a batch's records cross Spark, from the source to the processor of their group.
+
+Spark moves rows one by one: through the shuffle, into Python, one object a value. A bundle is *one* row that holds all
+records of one group as an Arrow blob, so that nothing is paid per record between the log and the operator. The
+records' order survives, too, which a shuffle of rows would not keep.
+
+    inbox entries ──▶ table ──▶ bundle(table) ──▶ shuffle by group ──▶ unbundle ──▶ core Records
+                        └─▶ the user's prepare, row by row ─▶┘
+
+A bundle of a group also holds the records that concern every group: markers and ticks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import repeat, starmap
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from whimbrel.core.errors import Refused
+from whimbrel.core.keys import EVERY_BIN
+from whimbrel.core.record import Kind, Record
+from whimbrel.log.codec import META_NAMES
+from whimbrel.spark.groups import group_ids
+
+PLACE = [pa.field("_lane", pa.int8()), pa.field("_offset", pa.int64())]
+"""Where a record stood in the inbox. Sorting by both gives the order in which records are applied."""
+OWN_NAMES = [*META_NAMES, *(field.name for field in PLACE)]
+
+SCHEMA = pa.schema([("_group", pa.int32()), ("_order", pa.int64()), ("_bundle", pa.binary())])
+DDL = "_group int, _order bigint, _bundle binary"
+
+
+def bundle(table: pa.Table, groups: int, order: int) -> pa.RecordBatch:
+    """One row a group that has records in the table. `order` tells bundles of one group apart: lower comes first."""
+    ids = group_ids(groups)
+    bins = table.column("_bin").to_numpy()
+    cuts: list[tuple[int, pa.Table]] = []
+    if groups == 1:
+        cuts = [(0, table)]
+    elif (bins == EVERY_BIN).any():
+        for part in range(groups):
+            cuts.append((part, table.filter(pa.array((bins % groups == part) | (bins == EVERY_BIN)))))
+    else:
+        parts = bins % groups
+        table = table.take(np.argsort(parts, kind="stable"))
+        ends = np.cumsum(np.bincount(parts, minlength=groups)).tolist()
+        cuts = [(part, table[start:end]) for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    cuts = [(part, cut) for part, cut in cuts if cut.num_rows]
+    columns = [[ids[part] for part, _ in cuts], [order] * len(cuts), [_write(cut) for _, cut in cuts]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type]:
+    """The records of some bundles of one group, in the order in which they are applied, and the type of their events.
+
+    Takes pairs of `order` and blob as they come out of a shuffle: in no order.
+    """
+    tables = [_read(blob) for _, blob in sorted(bundles)]
+    table = tables[0]
+    if len(tables) > 1:
+        # The sort is stable: rows that `prepare` made of one record share its place and stay as they came.
+        table = pa.concat_tables(tables)
+        table = table.take(pc.sort_indices(table, [(field.name, "ascending") for field in PLACE]))
+    return _records(table.combine_chunks())
+
+
+def bundle_batches(batches: Iterable[pa.RecordBatch], groups: int, first: int) -> Iterator[pa.RecordBatch]:
+    """Bundle rows that come from `prepare`, batch by batch."""
+    for number, batch in enumerate(batches):
+        if batch.num_rows:
+            yield bundle(pa.Table.from_batches([batch]), groups, first + number)
+
+
+def _write(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _read(blob: bytes) -> pa.Table:
+    with pa.ipc.open_stream(blob) as reader:
+        return reader.read_all()
+
+
+def _records(table: pa.Table) -> tuple[list[Record], type]:
+    event_type = event_type_of(table.schema)
+    own = {name: table.column(name) for name in OWN_NAMES}
+    kinds = values(own["_kind"])
+    users = [values(table.column(name)) for name in event_type.__struct_fields__]
+    events: Iterable[Any] = starmap(event_type, zip(*users, strict=True)) if users else repeat(event_type(), len(kinds))
+    bodies: Iterable[Any] = events
+    if any(kinds):
+        messages = values(own["_body"])
+        triples = zip(kinds, events, messages, strict=True)
+        bodies = [event if kind == Kind.DATA else message for kind, event, message in triples]
+    meta = [values(own[name]) for name in META_NAMES[1:-1]]
+    rows = zip(values(own["_offset"]), kinds, *meta, bodies, strict=True)
+    # What `Record._make` does, without a Python call a record.
+    return list(map(partial(tuple.__new__, Record), rows)), event_type
+
+
+# ── Values and types ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def values(column: pa.ChunkedArray) -> Sequence[Any]:
+    """A column as Python objects: null is None and an integer stays an integer, also beside nulls."""
+    kind = column.type
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if (plain and not column.null_count) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return result
+    if pa.types.is_nested(kind):
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    return list(column.to_pylist())
+
+
+class _Cached(NamedTuple):
+    schema: pa.Schema
+    event: type
+
+
+_latest = _Cached(pa.schema([]), type(None))
+
+
+def event_type_of(schema: pa.Schema) -> type:
+    """The type of a stage's events: an attribute for each user column. The same type for an equal schema."""
+    global _latest
+    # A worker meets the same schema batch after batch; comparing is much cheaper than hashing.
+    if not _latest.schema.equals(schema):
+        _latest = _Cached(schema, _event_type(schema.remove_metadata()))
+    return _latest.event
+
+
+@lru_cache(maxsize=64)
+def _event_type(schema: pa.Schema) -> type:
+    fields = []
+    for field in schema:
+        if field.name in OWN_NAMES:
+            continue
+        if not field.name.isidentifier():
+            raise Refused(
+                f"column {field.name!r} cannot be an attribute of an event: rename it in prepare, "
+                f"e.g. df.withColumnRenamed({field.name!r}, ...)"
+            )
+        fields.append((field.name, python_type(field.type) | None))
+    # Frozen, because an operator that raised is run again on the same event.
+    return msgspec.defstruct("Event", fields, frozen=True, gc=False, module=__name__)
+
+
+def python_type(kind: pa.DataType) -> Any:
+    """What a value of a column is in Python, as precisely as decoding it from MessagePack needs to know."""
+    if pa.types.is_struct(kind):
+        return TypedDict("Struct", {field.name: python_type(field.type) | None for field in kind})  # type: ignore[operator]
+    if pa.types.is_map(kind):
+        return dict[python_type(kind.key_type), python_type(kind.item_type) | None]  # type: ignore[misc]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return list[python_type(kind.value_type) | None]  # type: ignore[misc]
+    for test, python in _PYTHON_TYPES:
+        if test(kind):
+            return python
+    raise Refused(f"a column of type {kind} cannot be part of an event: cast it in prepare")
+
+
+_PYTHON_TYPES = [
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_large_binary, bytes),
+    (pa.types.is_timestamp, datetime.datetime),
+    (pa.types.is_date, datetime.date),
+    (pa.types.is_time, datetime.time),
+    (pa.types.is_duration, datetime.timedelta),
+    (pa.types.is_decimal, decimal.Decimal),
+]

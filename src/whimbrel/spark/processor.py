@@ -1,0 +1,96 @@
+"""The stateful processor: hosts one core `Instance` for each group, inside Spark.
+
+Stands between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
+bring the group's instance up to what the state store says, apply, store what changed. What comes out is a few rows a
+group, whatever the number of records: one with all results and notices, one for each message to another inbox.
+
+The worker keeps decoded instances between batches; stored.py says why that is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from whimbrel.core import wire
+from whimbrel.core.instance import Instance
+from whimbrel.core.record import Outgoing
+from whimbrel.spark.bundle import unbundle
+from whimbrel.spark.groups import group_ids
+from whimbrel.spark.shipping import Shipment, unship
+from whimbrel.spark.stored import StoredPart
+
+OUTGOING = -1
+"""The `_kind` of the row that holds results and notices; other rows' kinds are those of their posts."""
+DDL = "_part int, _kind int, _to string, _bin int, _count int, _body binary"
+
+
+class Held(NamedTuple):
+    """An instance in a worker's memory, and how far it has come: the nonce of the last delta it wrote or read."""
+
+    instance: Instance
+    nonce: int
+    maker: tuple[Any, ...]
+    """What it was made of: another operator or another event type needs another instance."""
+
+
+_held: dict[tuple[str, int], Held] = {}
+"""By instance and part. Only what the store confirms is used, so a stale one does no harm."""
+
+
+def forget() -> None:
+    """Forget all held instances, as a worker that has just started."""
+    _held.clear()
+
+
+class GroupProcessor(StatefulProcessor):
+    """One instance's processor; `handleInputRows` is called once a group that has records, with all its bundles."""
+
+    def __init__(self, name: str, shipment: Shipment, groups: int) -> None:
+        self.name, self.shipment, self.groups = name, shipment, groups
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._stored = StoredPart(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        part = group_ids(self.groups).index(key[0])
+        records, event_type = unbundle((row._order, row._bundle) for row in rows)
+
+        head = self._stored.open(self.groups)
+        instance = self._instance(part, event_type, head)
+        emissions = instance.apply(records)
+        delta = instance.delta()
+        if self._stored.outgrown(head, delta):
+            nonce = self._stored.compact(head, instance.snapshot())
+        else:
+            nonce = self._stored.append(head, delta)
+        _held[self.name, part] = Held(instance, nonce, self._maker(event_type))
+
+        if emissions.results or emissions.notices:
+            body = wire.pack(Outgoing(emissions.results, emissions.notices))
+            yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
+        for post in emissions.posts:
+            yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
+
+    def close(self) -> None:
+        pass
+
+    def _maker(self, event_type: type) -> tuple[Any, ...]:
+        return (self.shipment.digest, event_type, self.groups)
+
+    def _instance(self, part: int, event_type: type, head: Any) -> Instance:
+        """The part as the store has it. Taken out of the cache, so that a batch that fails leaves nothing half done."""
+        held = _held.pop((self.name, part), None)
+        if held is not None and held.maker != self._maker(event_type):
+            held = None
+        missing = self._stored.missing(head, held.nonce if held else 0)
+        if held is not None and missing.on_top:
+            instance = held.instance
+        else:
+            instance = Instance(self.name, unship(self.shipment), event_type, part=part, parts=self.groups)
+        if missing.deltas:
+            instance.load(missing.deltas)
+        return instance

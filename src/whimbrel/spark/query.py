@@ -1,0 +1,227 @@
+"""One instance's streaming query: inbox → prepare → groups → sink, started, watched and stopped.
+
+    source ──────────────────────────────▶ bundles ─▶ shuffle by group ─▶ GroupProcessor ─▶ Sink      (no prepare)
+    source ─▶ data rows ─▶ prepare ─┐
+           └▶ other rows ───────────┴─▶ bundles ─▶ ...                                                 (prepare)
+
+Everything that must survive is in the checkpoint and the logs: a `StageQuery` that died is replaced by a new one with
+the same arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from whimbrel.core.errors import Conflict, Refused, Unavailable
+from whimbrel.core.operator import Operator, takes_context
+from whimbrel.log import Lane, Log
+from whimbrel.spark.bundle import DDL, OWN_NAMES, bundle_batches
+from whimbrel.spark.processor import DDL as OUTPUT_DDL
+from whimbrel.spark.processor import GroupProcessor
+from whimbrel.spark.shipping import ship
+from whimbrel.spark.sink import Sink
+from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
+
+Prepare = Callable[[DataFrame], DataFrame]
+"""A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
+
+
+@dataclass(frozen=True)
+class InstanceSpec:
+    """What an instance is. `groups` and `partitions` are fixed by the first start from a checkpoint."""
+
+    name: str
+    stage: str
+    operator: Operator
+    schema: pa.Schema
+    """The user's columns, as an Arrow schema: it is what the inbox's entries are written with, by processes that know
+    nothing of Spark. Spark's own schema follows from it."""
+    prepare: Prepare | None = None
+    groups: int = 4
+    partitions: int = 2
+    max_records: int = 20_000
+    trigger: str = "0 seconds"
+    """How often a batch starts at most; zero: as soon as there is something."""
+    trim: bool = True
+
+
+class StageQuery:
+    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the logs its posts go to."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        spec: InstanceSpec,
+        *,
+        inbox: str | Path,
+        outbox: Log,
+        inbox_of: Callable[[str], Log],
+        checkpoint: str | Path,
+        appended: Callable[[], None] = lambda: None,
+    ) -> None:
+        takes_context(spec.operator)
+        self.spark, self.spec, self.checkpoint = spark, spec, str(checkpoint)
+        self._inbox, self._outbox, self._inbox_of, self._appended = str(inbox), outbox, inbox_of, appended
+        self._query: StreamingQuery | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="whimbrel-")
+        self._halt = Path(self._folder.name, "halt")
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Start, from the checkpoint if there is one."""
+        if self.is_active:
+            raise Conflict(f"instance {self.spec.name} is running already")
+        self._halt.unlink(missing_ok=True)
+        checkpoint_id: Future[str] = Future()
+        sink = Sink(lambda: f"{self.spec.name}@{checkpoint_id.result()}", self._outbox, self._inbox_of, self._appended)
+        with _starting:
+            # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
+            self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
+            self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.spec.name)
+            self._query = (
+                self._results()
+                .writeStream.queryName(self.spec.name)
+                .outputMode("update")
+                .trigger(processingTime=self.spec.trigger)
+                .option("checkpointLocation", self.checkpoint)
+                .foreachBatch(sink.append)
+                .start()
+            )
+        checkpoint_id.set_result(self._query.id)
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End the query and wait until it has ended.
+
+        Stopping a query amid a batch interrupts Python in the middle of things. So the source first says that there is
+        nothing more, the batch under way ends, and a query that is idle has nothing to be interrupted in. A query that
+        does not fall idle in time is interrupted all the same: its batch will be repeated.
+        """
+        query = self._query
+        if query is None:
+            return
+        self._halt.touch()
+        deadline = time.monotonic() + timeout
+        while query.isActive and not _is_idle(query) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        query.stop()
+        while query.isActive:
+            if time.monotonic() > deadline + timeout:
+                raise Unavailable(f"instance {self.spec.name} did not end within {2 * timeout:.0f} s")
+            time.sleep(0.005)
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs."""
+        return self._query is not None and self._query.isActive
+
+    @property
+    def exception(self) -> StreamingQueryException | None:
+        """Why it ended, if it was not stopped."""
+        return self._query.exception() if self._query is not None else None
+
+    @property
+    def progress(self) -> list[float]:
+        """How long each of the recent micro-batches took, in milliseconds, oldest first."""
+        if self._query is None:
+            return []
+        recent = self._query.recentProgress
+        return [float(p["durationMs"]["triggerExecution"]) for p in recent if p["durationMs"].get("addBatch")]
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
+        last = self._query.lastProgress if self._query is not None else None
+        if last is None:
+            return False
+        end = (
+            json.loads(last["sources"][0]["endOffset"])
+            if isinstance(last["sources"][0]["endOffset"], str)
+            else last["sources"][0]["endOffset"]
+        )
+        log = open_log(self._inbox)
+        return bool(end) and end["data"] == log.tail() and end["control"] == log.tail(Lane.CONTROL)
+
+    @property
+    def batch_ms(self) -> float:
+        """The median of the recent micro-batches, 0 before the first."""
+        return median(self.progress or [0.0])
+
+    # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _results(self) -> DataFrame:
+        spec = self.spec
+        processor = GroupProcessor(spec.name, ship(spec.operator), spec.groups)
+        return (
+            self._bundles()
+            .groupBy("_group")
+            .transformWithState(processor, outputStructType=OUTPUT_DDL, outputMode="update", timeMode="none")
+        )
+
+    def _bundles(self) -> DataFrame:
+        spec = self.spec
+        self.spark.dataSource.register(InboxSource)
+        reading = Reading(
+            self._inbox,
+            spec.schema,
+            spec.groups,
+            spec.max_records,
+            rows=spec.prepare is not None,
+            trim=spec.trim,
+            halt=str(self._halt),
+        )
+        source = self.spark.readStream.format(FORMAT).options(**reading.options()).load()
+        if spec.prepare is None:
+            return source
+        prepared = spec.prepare(source.where("_kind = 0"))
+        _check_prepared(prepared, spec)
+        beside = source.where("_kind <> 0").select(*OWN_NAMES)
+        rows = prepared.unionByName(beside, allowMissingColumns=True)
+        groups = spec.groups
+
+        def bundled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            return bundle_batches(batches, groups, context.partitionId() << 32)
+
+        return rows.mapInArrow(bundled, DDL)
+
+
+_starting = threading.Lock()
+"""Held while a query starts: what it reads from the session is set just before."""
+
+
+def _is_idle(query: StreamingQuery) -> bool:
+    status = query.status
+    return (
+        status["message"] in ("Waiting for data to arrive", "Waiting for next trigger")
+        and not status["isDataAvailable"]
+    )
+
+
+def _check_prepared(prepared: DataFrame, spec: InstanceSpec) -> None:
+    lost = [name for name in OWN_NAMES if name not in prepared.columns]
+    if lost:
+        raise Refused(
+            f"prepare of stage {spec.stage} lost the columns {', '.join(lost)}, by which a record is known: "
+            "keep them, e.g. with df.withColumn(...) or df.select('*', ...) instead of df.select(...), "
+            "and df.drop(...) for the columns that are not needed"
+        )
+    if not prepared.isStreaming:
+        raise Refused(f"prepare of stage {spec.stage} must return what became of the DataFrame it was given")

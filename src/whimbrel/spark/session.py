@@ -1,0 +1,88 @@
+"""The SparkSession that instances run in: where Spark's settings are chosen, each with its reason.
+
+Two profiles. `tuned` is what Whimbrel runs with: the same queries, but without what a micro-batch pays for nothing on
+a local disk (the table in docs/operations says what each setting is worth). `stock` is Spark as it comes, with only
+what it takes to run at all: the benchmarks compare the two.
+
+This file finds Java and sets the environment for it; everything else goes through Spark's own configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from whimbrel.core.errors import Unavailable
+from whimbrel.spark.java import find_java
+
+NEEDED = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    # Only RocksDB has the column families that transformWithState needs.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # A query's temporary files go with it; its checkpoint, which has a place of its own, stays.
+    "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
+}
+
+TUNED = {
+    # A batch's state is written as the changes it made, and as a whole only in the background.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Without Hadoop's native library every file created forks a `chmod`: so fewer files (no checksum beside each), and
+    # a cheap way to fork. Do not touch `fs.file.impl`: RocksDB's commits break with the raw file system.
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.driver.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
+    # No batch without records: nothing in our queries waits for a watermark.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "4",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
+    "spark.sql.adaptive.enabled": "false",
+    # Several instances share the cores: each has a pool of its own (query.py), served in turn.
+    "spark.scheduler.mode": "FAIR",
+    # Python workers are forked from a process that has imported everything already.
+    "spark.python.daemon.module": "whimbrel.spark.daemon",
+    "spark.python.worker.reuse": "true",
+    "spark.shuffle.compress": "false",
+    "spark.shuffle.spill.compress": "false",
+    "spark.broadcast.compress": "false",
+}
+
+
+def session(
+    name: str, *, cores: int | str = "*", tuned: bool = True, extra: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A local SparkSession for instances. Settings of `extra` win over the profile's.
+
+    Raises `Unavailable` where there is no Java for it.
+    """
+    home = find_java()
+    if home is None:
+        raise Unavailable(
+            "Spark needs Java 17, or 21 and later, and none was found. Install one (Debian: apt-get install "
+            "openjdk-17-jre-headless) or set JAVA_HOME to it; in a checkout, `make setup` puts one into .venv"
+        )
+    os.environ["JAVA_HOME"] = home
+    # Otherwise workers take `python3` from the PATH, and transformWithState dies of it.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {
+        **NEEDED,
+        **(TUNED if tuned else {}),
+        # What the user's script can import, its workers can.
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+        **(extra or {}),
+    }
+    builder = SparkSession.builder.appName(name).master(f"local[{cores}]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

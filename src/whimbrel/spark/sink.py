@@ -1,0 +1,78 @@
+"""The sink: carries out what a micro-batch of an instance said.
+
+The last station inside Spark. It collects the few rows the groups made of the batch and appends, in this order:
+
+    1. posts     to the control lane of each inbox they go to, all of one destination in one entry
+    2. outbox    one entry with the results and notices of all groups
+
+Spark repeats a batch that it cannot prove to have finished, under the same batch id. So both appends are numbered with
+the batch id, and a log takes each number of a writer once. The writer is the instance *and* its checkpoint: an instance
+that starts anew from an empty checkpoint counts from zero again, and must not be taken for its own past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from whimbrel.core import wire
+from whimbrel.core.record import Kind, Outgoing, Record
+from whimbrel.log import Entry, Lane, Log
+from whimbrel.log.codec import encode, entry_schema
+from whimbrel.spark.processor import OUTGOING
+
+CONTROL_SCHEMA = entry_schema(pa.schema([]))
+"""Posts have no user columns; whoever reads an entry fills in what it lacks."""
+
+
+class Sink:
+    """One instance's sink; `append` is its `foreachBatch` function."""
+
+    def __init__(
+        self,
+        writer: Callable[[], str],
+        outbox: Log,
+        inbox_of: Callable[[str], Log],
+        appended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._writer, self._outbox, self._inbox_of, self._appended = writer, outbox, inbox_of, appended
+
+    def append(self, batch: DataFrame, batch_id: int) -> None:
+        """Carry out one batch. May be called again with the same batch and id."""
+        rows = sorted(batch.collect(), key=lambda row: row._part)
+        posts = [row for row in rows if row._kind != OUTGOING]
+        for destination in sorted({row._to for row in posts}):
+            self._post(destination, [row for row in posts if row._to == destination], batch_id)
+        outgoing = [row for row in rows if row._kind == OUTGOING]
+        if outgoing:
+            count = sum(row._count for row in outgoing)
+            blob = join_outgoing([bytes(row._body) for row in outgoing])
+            self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+        if rows:
+            self._appended()
+
+    def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
+        # A part's parcels come before its SHIPPED; sorting is stable, so each part's parcels stay in order.
+        ordered = sorted(posts, key=lambda row: row._kind == Kind.SHIPPED)
+        records = [Record(0, row._kind, row._bin, "", -1, 0, "", 0, 0, bytes(row._body)) for row in ordered]
+        self._inbox_of(destination).append(
+            encode(records, CONTROL_SCHEMA),
+            count=len(records),
+            writer=self._writer(),
+            counter=batch_id,
+            lane=Lane.CONTROL,
+        )
+
+
+def join_outgoing(packed: list[bytes]) -> bytes:
+    """An outbox entry of several groups' packed `Outgoing`s, without decoding them."""
+    return wire.pack([wire.unpack(blob, msgspec.Raw) for blob in packed])
+
+
+def outgoing(entry: Entry) -> list[Outgoing]:
+    """What an outbox entry says: one `Outgoing` a group."""
+    return wire.unpack(entry.blob, list[Outgoing])

@@ -1,0 +1,182 @@
+"""The source: a Spark streaming data source over an instance's inbox.
+
+Stands between the inbox log and the shuffle. A batch is all of the control lane that is there, and as much of the data
+lane as the batch may hold; Spark's offset is the pair of log positions. Two shapes of the same records:
+
+    bundles   one row a group (bundle.py), straight from the log's entries: nothing is touched per record
+    rows      one row a record, typed, for a stage whose `prepare` wants to work on them
+
+Spark runs a reader in two places: `latestOffset`, `partitions` and `commit` in one long-lived process beside the
+driver, `read` in a task.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from whimbrel.log import EmbeddedLog, Entry, Lane, Log
+from whimbrel.log.codec import ROWS, decode, entry_schema
+from whimbrel.spark.bundle import DDL, PLACE, bundle
+
+FORMAT = "whimbrel"
+TRIM_EVERY = 64
+"""Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
+
+Offset = dict[str, int]
+_LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader is told, as text: Spark hands options over as strings."""
+
+    path: str
+    schema: pa.Schema
+    """The user's columns."""
+    groups: int
+    max_records: int
+    rows: bool = False
+    trim: bool = True
+    halt: str = ""
+    """While a file of this name is there, nothing new is read: so a query falls idle before it is stopped."""
+
+    def options(self) -> dict[str, str]:
+        """For `readStream.options`."""
+        schema = self.schema.serialize().to_pybytes().hex()
+        numbers = {"groups": self.groups, "max_records": self.max_records, "rows": self.rows, "trim": self.trim}
+        return {"path": self.path, "schema": schema, "halt": self.halt, **{k: str(int(v)) for k, v in numbers.items()}}
+
+    @staticmethod
+    def of(options: Any) -> Reading:
+        """Back from Spark's options."""
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
+        groups, most, rows, trim = (int(options[name]) for name in ("groups", "max_records", "rows", "trim"))
+        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), options["halt"])
+
+
+class InboxSource(DataSource):
+    """`spark.readStream.format("whimbrel")`; the options are a `Reading`'s."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType | str:
+        reading = Reading.of(self.options)
+        return from_arrow_schema(row_schema(reading.schema)) if reading.rows else DDL
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return InboxReader(Reading.of(self.options))
+
+
+@dataclass
+class Range(InputPartition):
+    """One batch's entries."""
+
+    start: Offset
+    end: Offset
+
+
+class InboxReader(DataSourceStreamReader):
+    """Reads one inbox."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._trimmed = {name: 0 for name in _LANES}
+
+    def initialOffset(self) -> Offset:
+        log = open_log(self.reading.path)
+        return {name: log.head(lane) for name, lane in _LANES.items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.reading.max_records)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        if self.reading.halt and os.path.exists(self.reading.halt):
+            return start
+        log = open_log(self.reading.path)
+        data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
+        return {"data": data, "control": log.tail(Lane.CONTROL)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        return [Range(start, end)] if start != end else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        table = self._table(partition)
+        if not table.num_rows:
+            return
+        if self.reading.rows:
+            yield from table.to_batches()
+        else:
+            yield bundle(table, self.reading.groups, 0)
+
+    def commit(self, end: Offset) -> None:
+        if not self.reading.trim:
+            return
+        for name, lane in _LANES.items():
+            if end[name] - self._trimmed[name] >= TRIM_EVERY:
+                open_log(self.reading.path).trim(end[name], lane)
+                self._trimmed[name] = end[name]
+
+    def _table(self, part: Range) -> pa.Table:
+        """The records of a batch in the order in which they are applied: control lane first."""
+        log = open_log(self.reading.path)
+        schema = row_schema(self.reading.schema)
+        batches = []
+        for name, lane in (("control", Lane.CONTROL), ("data", Lane.DATA)):
+            for entry in log.read(part.start[name], part.end[name], lane):
+                batches.append(_placed(entry, lane, schema))
+        return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def row_schema(user: pa.Schema) -> pa.Schema:
+    """A record as a row: Whimbrel's columns, the user's, and the record's place; in types that Spark has, too."""
+    columns = [*entry_schema(user), *PLACE]
+    schema = to_arrow_schema(from_arrow_schema(pa.schema(columns)), timezone="UTC")
+    assert isinstance(schema, pa.Schema)
+    return schema
+
+
+def _placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
+    batch = decode(entry.blob)
+    first = entry.position * ROWS
+    # Minus, so that the control lane sorts before the data lane.
+    lanes = pa.array(np.full(batch.num_rows, -int(lane), np.int8))
+    offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    batch = batch.append_column(PLACE[0], lanes).append_column(PLACE[1], offsets)
+    if batch.schema.equals(schema):
+        return batch.replace_schema_metadata(None)
+    # Posts have no user columns, and entries from before a column was added lack that one.
+    columns = [_column(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    return batch.column(field.name).cast(field.type)
+
+
+# ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_logs: dict[str, Log] = {}
+
+
+def open_log(path: str) -> Log:
+    """The log at a path, opened once a process: readers are made anew for each task."""
+    log = _logs.get(path)
+    if log is None:
+        log = _logs[path] = EmbeddedLog(Path(path), create=True)
+    return log

@@ -1,0 +1,108 @@
+"""The state of one part in Spark's state store: a base and the deltas since, and a head that says which.
+
+Stands below the processor. Spark's state store is the truth; a worker only remembers what it last wrote, and checks
+before each batch that nobody has written since: the head holds a nonce for each delta. Tasks wander between workers,
+so usually a worker that has been away lacks one or two deltas and fetches just those. Only a worker that does not know
+the part at all, or knows something that was never committed (a batch that failed), loads everything.
+
+Each call to the store is a round trip to the JVM: a batch makes three (read the head, write a delta, write the head).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+import msgspec
+from pyspark.sql.streaming import StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Refused
+
+BLOB = StructType([StructField("blob", BinaryType())])
+NUMBER = StructType([StructField("number", IntegerType())])
+
+GROWTH = 4
+"""Deltas are compacted when they have outgrown their base by this factor: loading reads at most so much too much."""
+FLOOR = 64 << 10
+"""A base smaller than this counts as so large."""
+MOST = 512
+"""Deltas are compacted when there are so many, however small: loading makes one call for each."""
+REMEMBERED = 64
+"""So many of the latest nonces stay in the head: a worker that was away for longer loads everything."""
+
+
+class Head(msgspec.Struct, array_like=True):
+    """What is stored: numbers `first` (the base) to `next - 1`, the latest of them with their nonces."""
+
+    parts: int
+    first: int = 0
+    next: int = 0
+    base_bytes: int = 0
+    delta_bytes: int = 0
+    nonces: list[int] = []
+
+
+class Missing(NamedTuple):
+    """What a worker lacks: `deltas` on top of what it has, or, if not `on_top`, on top of nothing."""
+
+    deltas: list[bytes]
+    on_top: bool
+
+
+class StoredPart:
+    """State variables of the grouping key that is being processed."""
+
+    def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self._head = handle.getValueState("head", BLOB)
+        self._deltas = handle.getMapState("deltas", NUMBER, BLOB)
+
+    def open(self, parts: int) -> Head:
+        """The head as it is now."""
+        found = self._head.get()
+        head = wire.unpack(bytes(found[0]), Head) if found else Head(parts)
+        if head.parts != parts:
+            raise Refused(
+                f"this checkpoint was made with {head.parts} groups, not {parts}: the number cannot change; "
+                f"start with groups={head.parts}, or from an empty checkpoint"
+            )
+        return head
+
+    def missing(self, head: Head, nonce: int) -> Missing:
+        """What a worker must load that has everything up to `nonce` (zero: nothing)."""
+        on_top = nonce in head.nonces
+        behind = len(head.nonces) - 1 - head.nonces.index(nonce) if on_top else head.next - head.first
+        return Missing([self._delta(number) for number in range(head.next - behind, head.next)], on_top)
+
+    def outgrown(self, head: Head, delta: bytes) -> bool:
+        """Whether a base should be written instead of this delta."""
+        grown = head.delta_bytes + len(delta) > GROWTH * max(head.base_bytes, FLOOR)
+        return grown or head.next - head.first >= MOST
+
+    def append(self, head: Head, delta: bytes) -> int:
+        """Store what a batch changed; return its nonce."""
+        head.delta_bytes += len(delta)
+        return self._store(head, delta)
+
+    def compact(self, head: Head, base: bytes) -> int:
+        """Store everything anew, in place of the deltas so far; return its nonce."""
+        self._deltas.clear()
+        head.first, head.base_bytes, head.delta_bytes = head.next, len(base), 0
+        # A base says nothing of the keys that are gone, so it cannot be loaded on top of what a worker has.
+        head.nonces = []
+        return self._store(head, base)
+
+    def _delta(self, number: int) -> bytes:
+        found = self._deltas.getValue((number,))
+        if found is None:
+            raise Corrupt(f"the state store lacks delta {number}, which its head names")
+        return bytes(found[0])
+
+    def _store(self, head: Head, blob: bytes) -> int:
+        nonce = secrets.randbits(63) | 1
+        self._deltas.updateValue((head.next,), (blob,))
+        head.next += 1
+        head.nonces = [*head.nonces[1 - REMEMBERED :], nonce]
+        self._head.update((wire.pack(head),))
+        return nonce

@@ -1,0 +1,125 @@
+"""What unit tests write into a part of an instance, and an operator whose state tells everything that happened to it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from whimbrel.core import operator, wire
+from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
+from whimbrel.core.operator import Context, Emit
+from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Post, Record, Shipped, marker
+
+
+class Tape(operator.Operator):
+    """Remembers every event, and each result tells all of them, so that any slip shows in every later result.
+
+    The event `timer 50` sets a timer for moment 50, `raise` raises, `emit 3` emits three results, the rest are words.
+    """
+
+    tries = 2
+
+    class State(operator.State):
+        """All that has happened to a key."""
+
+        seen: list[str] = []
+
+    def process(self, key: str, event: str, state: Any, emit: Emit, ctx: Context) -> None:
+        """One event."""
+        state.seen.append(event)
+        word, _, argument = event.partition(" ")
+        if word == "timer":
+            ctx.timer(timedelta(microseconds=int(argument) - ctx.now_us))
+        if word == "raise":
+            emit(lost="this result must never get out")
+            raise ValueError(event)
+        for _ in range(int(argument) if word == "emit" else 1):
+            emit(seen=" ".join(state.seen))
+
+    def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
+        """A timer is due; the one at moment 666 always fails."""
+        state.seen.append(f"@{ctx.now_us}")
+        emit(seen=" ".join(state.seen))
+        if ctx.now_us == 666:
+            raise ValueError("timer 666")
+
+
+def part(name: str = "a", number: int = 0, parts: int = 1, tape: operator.Operator | None = None) -> Instance:
+    """A fresh part of an instance that runs a tape."""
+    return Instance(name, tape or Tape(), str, part=number, parts=parts)
+
+
+def reloaded(instance: Instance) -> Instance:
+    """What a restart makes of an instance whose deltas were compacted."""
+    again = Instance(instance.name, instance.operator, str, part=instance.part, parts=instance.parts)
+    again.load([instance.snapshot()])
+    return again
+
+
+def data(
+    key: str, seq: int, event: str, src: str = "r", *, at: int = 0, epoch: int = 0, offset: int | None = None
+) -> Record:
+    """A data record; `at` is its event time."""
+    return Record(
+        seq if offset is None else offset, Kind.DATA, bin_of(key), key, seq, epoch, src, at, 1000 + seq, event
+    )
+
+
+def tick(seq: int, at: int, src: str = "r", held_for: Move | None = None) -> Record:
+    """A tick that says it is `at`."""
+    body = wire.pack(held_for) if held_for else b""
+    return Record(seq, Kind.TICK, EVERY_BIN, "", seq, 0, src, at, 1000 + seq, body)
+
+
+def move(*keys: str, routers: str = "r", hold: bool = False, id: str = "m1", **more: Any) -> Move:
+    """A move of some keys from `a` to `b`; `routers` has one letter for each."""
+    selection = more.pop("selection", Selection(keys=frozenset(keys)))
+    settings = {"source": "a", "destination": "b", "epoch": 1, "protocol": "pause" if hold else "live", **more}
+    return Move(id=id, stage="stage", selection=selection, routers=frozenset(routers), hold=hold, **settings)
+
+
+def mark(kind: Kind, move: Move, seq: int, src: str = "r") -> Record:
+    """A marker of a move."""
+    return marker(kind, wire.pack(move), src, seq)
+
+
+def delivered(post: Post) -> Record:
+    """A post as it comes out of the control lane it was sent to."""
+    return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
+
+
+def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int = 1) -> Record:
+    """A parcel of keys of one bin."""
+    bin = bin_of(next(iter(luggage)))
+    return delivered(Post("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, luggage, piece, pieces))))
+
+
+def shipped(move: Move, part: int = 0, parts: int = 1) -> Record:
+    """A part of the source has sent everything."""
+    return delivered(Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts))))
+
+
+def forget(move: Move) -> Record:
+    """Nothing of the move can come any more."""
+    return Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
+
+
+def luggage(seq: int, *seen: str, src: str = "r", timers: list[int] | None = None) -> Luggage:
+    """The luggage of a key that has seen these events."""
+    return Luggage(seq, src, timers or [], wire._encoder.encode(Tape.State(seen=list(seen))))
+
+
+def told(out: Emissions) -> list[tuple[str, str]]:
+    """By result: its key, and everything the key had seen by then."""
+    return [(result.key, result.values["seen"]) for result in out.results]
+
+
+def notices(out: Emissions) -> list[str]:
+    """The kinds of the notices, in order."""
+    return [type(notice).__name__ for notice in out.notices]
+
+
+def kinds(out: Emissions) -> list[Kind]:
+    """The kinds of the posts, in order."""
+    return [post.kind for post in out.posts]
