@@ -5,7 +5,8 @@ The whole public surface: what a user imports is here, everything else may chang
 
 from __future__ import annotations
 
-from whimbrel.app import App, Handle, run
+from whimbrel.app import App, run
+from whimbrel.control.handle import Handle
 from whimbrel.core.errors import Refused, Retry, Stop, UnknownName, WhimbrelError
 from whimbrel.core.operator import Context, Operator, State
 from whimbrel.pipeline import Csv, Items, JsonLines, Parquet, Pipeline

@@ -10,200 +10,37 @@ the data directory: a run that was killed goes on where it was when it is starte
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
+from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
-from whimbrel.control.orchestrator import Orchestrator, StageControl
+from whimbrel.control.orchestrator import DEADLINE, Orchestrator
 from whimbrel.core import wire
-from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, Unavailable, UnknownName
-from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of
-from whimbrel.core.operator import uses_timers
+from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols import protocol_named
-from whimbrel.core.protocols.machine import Abandoned, Migration
-from whimbrel.core.record import Notice, Parked, Result
-from whimbrel.core.router import Router, RouteTable
+from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
 from whimbrel.gateway.feed import Feed
-from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog
-from whimbrel.outlet.outlet import Outlet
-from whimbrel.outlet.sinks import Sink, StageSink
-from whimbrel.pipeline import Pipeline, Stage
+from whimbrel.outlet.outlet import Watch
+from whimbrel.outlet.sinks import StageSink
+from whimbrel.pipeline import Pipeline
+from whimbrel.runtime import StageRuntime, told
 from whimbrel.site.site import Site
-from whimbrel.spark.query import InstanceSpec, StageQuery
+from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
 
 PERIOD = 0.25
 """Seconds between snapshots of the routers, and between ticks."""
-
-Watch = Callable[[list[Result], int], None]
-
-
-class Handle:
-    """An order to migrate: watch it, wait for it, call it off."""
-
-    def __init__(self, app: App, stage: str, ids: list[str]) -> None:
-        self._app, self.stage, self.ids = app, stage, ids
-
-    @property
-    def migrations(self) -> list[Migration]:
-        """As they are now: one for each instance that had some of the keys."""
-        return [self._app.orchestrator.migration(self.stage, id) for id in self.ids]
-
-    @property
-    def is_noop(self) -> bool:
-        """Whether there was nothing to do: every key was there already."""
-        return not self.ids
-
-    @property
-    def outcome(self) -> str:
-        """`already there`, `done`, `aborted`, or the phase it is in."""
-        phases = {migration.phase for migration in self.migrations}
-        open_ones = sorted(phases - {"done", "aborted"})
-        return (
-            open_ones[0] if open_ones else "aborted" if "aborted" in phases else "done" if phases else "already there"
-        )
-
-    @property
-    def progress(self) -> list[str]:
-        """The story so far, a line for each thing that happened."""
-        return [f"{m.move.id} {line.phase}: {line.event}" for m in self.migrations for line in m.story]
-
-    def wait(self, timeout: float | None = None) -> Handle:
-        """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
-        if not self._app.orchestrator.wait(self.stage, self.ids, timeout):
-            raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
-        return self
-
-    def abort(self, reason: str = "called off") -> Handle:
-        """Call it off. Too late after the point of no return: then it goes on to its end; see `outcome`."""
-        for id in self.ids:
-            self._app.orchestrator.tell(self.stage, id, Abandoned(reason))
-        return self
-
-    def __repr__(self) -> str:
-        return f"<migration {', '.join(self.ids) or '-'} of {self.stage}: {self.outcome}>"
-
-
-class StageRuntime:
-    """All that one stage is made of, put together and recovered."""
-
-    def __init__(self, app: App, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
-        self.app, self.stage, self.intake = app, stage, intake
-        self.inboxes: dict[str, EmbeddedLog] = {}
-        self.outboxes: dict[str, EmbeddedLog] = {}
-        placed = app.journal.load(f"instances/{stage.name}")
-        sites = wire.unpack(placed, dict[str, str]) if placed else {}
-        for site in app.sites:
-            if site not in sites.values():
-                sites[self._new_name(sites)] = site
-        app.journal.save(f"instances/{stage.name}", wire.pack(sites))
-        for instance in sites:
-            self._open(instance)
-        first = next(iter(sites))
-        name = f"gateway-{stage.name}"
-        self.gateway = Gateway(
-            Router(name, RouteTable(first)),
-            app.log(f"ingress-{stage.name}"),
-            app.log(f"keys-{stage.name}"),
-            self.inboxes.__getitem__,
-            intake.schema,
-            app.clock_us,
-            keep=app.keep,
-        )
-        self.gateway.recover(app.journal.load(f"router/{stage.name}"))
-        self.coordinator = Coordinator(stage.name, RouteTable(first), dict(sites), frozenset({name}))
-        save = lambda blob: app.journal.save(f"outlet/{stage.name}", blob)  # noqa: E731
-        self.outlet = Outlet(stage.name, self.outboxes, sinks, self._hear, save, app.clock_us, watch)
-        self.control = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
-        self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
-
-    def _new_name(self, sites: dict[str, str]) -> str:
-        return f"{self.stage.name}-{len(sites) + 1}"
-
-    def _open(self, instance: str) -> None:
-        self.inboxes[instance] = self.app.log(f"inbox-{instance}")
-        self.outboxes[instance] = self.app.log(f"outbox-{instance}")
-
-    def instance_at(self, site: str) -> str:
-        """The instance at a site; a new one if the last has been moved away."""
-        sites = self.coordinator.sites
-        for instance, place in sites.items():
-            if place == site:
-                return instance
-        instance = self._new_name(sites)
-        self._open(instance)
-        sites[instance] = site
-        self.app.journal.save(f"instances/{self.stage.name}", wire.pack(dict(sites)))
-        self.app.sites[site].start(instance)
-        return instance
-
-    def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
-        """The query of an instance of this stage."""
-        spec = InstanceSpec(
-            name=instance,
-            stage=self.stage.name,
-            operator=self.stage.operator,
-            schema=self.intake.schema,
-            prepare=self.stage.prepare,
-            groups=self.stage.groups,
-            partitions=self.stage.partitions,
-            trigger=self.app.trigger,
-        )
-        return StageQuery(
-            self.app.spark,
-            spec,
-            inbox=self.app.log_path(f"inbox-{instance}"),
-            outbox=self.outboxes[instance],
-            inbox_of=self.inboxes.__getitem__,
-            checkpoint=checkpoint,
-            appended=self.outlet.wake,
-        )
-
-    def _hear(self, notice: Notice) -> None:
-        if isinstance(notice, Parked):
-            self.app.dead.park(notice)
-        else:
-            self.app.orchestrator.hear(self.stage.name, notice)
-
-    def ingest(self, results: list[Result], number: int) -> None:
-        """Take in the results of the stage before."""
-        good = []
-        for result, taken in zip(results, self.intake.take([result.values for result in results]), strict=True):
-            if isinstance(taken, tuple):
-                good.append(taken)
-            else:
-                self.app.dead.put(taken, f"results for {self.stage.name}", result.seq, result.values)
-        if good:
-            self.gateway.ingest(good, "stage before", number)
-
-    def save(self) -> None:
-        """A snapshot of the router, and a tick if the operator has timers."""
-        if self._ticks is not None:
-            self._ticks += 1
-            self.gateway.tick(self._ticks)
-        blob = self.gateway.save()
-        if blob is not None:
-            self.app.journal.save(f"router/{self.stage.name}", blob)
-            self.gateway.saved(blob)
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether everything that was sent has been applied and delivered."""
-        for instance, site in self.coordinator.sites.items():
-            query = self.app.sites[site].queries.get(instance)
-            if query is None or not query.is_drained:
-                return False
-        return self.outlet.is_idle
 
 
 class App:
@@ -226,7 +63,9 @@ class App:
         self.clock_us = lambda: time.time_ns() // 1000
         self._max_backlog, self._temporary = max_backlog, temporary
         self._logs: dict[str, EmbeddedLog] = {}
+        self._lock = _locked(data)
         self.journal = Journal(data / "journal.db")
+        self._check_directory()
         self.dead = DeadLetters(self.log("dead-letters"))
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
@@ -237,7 +76,7 @@ class App:
         self.stages: dict[str, StageRuntime] = {}
         sinks = pipeline.make_sinks()
         for number, stage in reversed(list(enumerate(pipeline.stages))):
-            inlet = intake if number == 0 else Intake(_given(stage), stage.key)
+            inlet = intake if number == 0 else Intake(stage.schema, stage.key)
             last = number == len(pipeline.stages) - 1
             runtime = StageRuntime(self, stage, inlet, sinks, watch if last else _unseen)
             sinks = [StageSink(runtime.ingest)]
@@ -252,17 +91,27 @@ class App:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> App:
-        """Bring everything up, from the end of a record's way to its beginning."""
+        """Bring everything up, from the end of a record's way to its beginning; records come in when all are warm."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
         self.orchestrator.recover()
         for runtime in self.stages.values():
             runtime.outlet.recover(self.journal.load(f"outlet/{runtime.stage.name}"))
             runtime.outlet.start()
             for instance, site in list(runtime.coordinator.sites.items()):
-                self.sites[site].start(instance)
+                if not self.orchestrator.is_relocating(runtime.stage.name, instance):
+                    self.sites[site].start(instance, wait=False)
+        for place in self.sites.values():
+            place.wait()
         self.orchestrator.start()
         self._saver.start()
         self.feed.start()
-        return self
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the source has ended and everything that came from it is delivered."""
@@ -271,7 +120,7 @@ class App:
             self._raise_errors()
             if deadline is not None and time.monotonic() > deadline:
                 raise Unavailable(f"not everything is delivered after {timeout} s; see app.status()")
-            time.sleep(0.02)
+            time.sleep(0.1)
         self._raise_errors()
 
     def stop(self) -> None:
@@ -292,6 +141,7 @@ class App:
         for log in self._logs.values():
             log.close()
         self.journal.close()
+        self._lock.close()
         if self._owns_spark:
             self.spark.stop()
         if self._temporary:
@@ -321,7 +171,7 @@ class App:
         share: float | None = None,
         at: str | None = None,
         protocol: str = "live",
-        deadline: float = 120.0,
+        deadline: float = DEADLINE,
         budget: int = 8 << 20,
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
@@ -337,48 +187,10 @@ class App:
                 raise UnknownName("site", site, list(self.sites))
         protocol_named(protocol)
         runtime = self.stages[stage]
-        selection = self._select(runtime, keys, bins, share, to, at)
+        selection = runtime.select(keys, bins, share, to, at)
         destination = runtime.instance_at(to)
         ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, budget=budget)
-        return Handle(self, stage, ids)
-
-    def _select(
-        self,
-        runtime: StageRuntime,
-        keys: Iterable[str] | None,
-        bins: Iterable[int] | None,
-        share: float | None,
-        to: str,
-        at: str | None,
-    ) -> Selection:
-        if sum(given is not None for given in (keys, bins, share)) > 1:
-            raise Refused("give keys, or bins, or a share: one of them")
-        if keys is not None:
-            wanted = frozenset(map(str, [keys] if isinstance(keys, str) else keys))
-            unknown = sorted(wanted - runtime.gateway.keys.keys())
-            if unknown:
-                raise UnknownName("key", unknown[0], list(runtime.gateway.keys)[:10])
-            return Selection(keys=wanted)
-        if bins is not None:
-            numbers = frozenset(bins)
-            if not all(isinstance(bin, int) and 0 <= bin < BINS for bin in numbers):
-                raise Refused(f"bins are numbers from 0 to {BINS - 1}")
-            return Selection(bins=numbers)
-        owners, sites = runtime.coordinator.table.owners, runtime.coordinator.sites
-        elsewhere = [i for i, site in sites.items() if site != to and at in (None, site)]
-        if share is None:
-            if at is None:
-                return EVERYTHING
-            parts = [owners.select(instance) for instance in elsewhere]
-            return Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
-        if not 0 < share <= 1:
-            raise Refused(f"a share lies between 0 and 1, not {share}")
-        mine = sorted(bin for instance in elsewhere for bin in owners.select(instance).bins)
-        weights = dict.fromkeys(mine, 0)
-        for key in runtime.gateway.keys:
-            if bin_of(key) in weights and owners[key] in elsewhere:
-                weights[bin_of(key)] += 1
-        return Selection(bins=frozenset(_prefix(weights, share)))
+        return Handle(self.orchestrator, stage, ids)
 
     def status(self) -> dict[str, Any]:
         """How things are, as plain data: records, stages with their instances, migrations, dead letters."""
@@ -391,45 +203,41 @@ class App:
                 "dead_lettered": sum(self.dead.counts.values()),
             },
             "dead_letters": dict(self.dead.counts),
-            "source": {"ended": self.feed.ended.is_set(), "error": _told(self.feed.error)},
-            "stages": {name: self._stage_status(runtime) for name, runtime in self.stages.items()},
-            "error": _told(self.orchestrator.error),
-        }
-
-    def _stage_status(self, runtime: StageRuntime) -> dict[str, Any]:
-        owners = runtime.coordinator.table.owners
-        counts: dict[str, int] = dict.fromkeys(runtime.coordinator.sites, 0)
-        for key in list(runtime.gateway.keys):
-            counts[owners[key]] += 1
-        instances = {}
-        for instance, site in runtime.coordinator.sites.items():
-            query = self.sites[site].queries.get(instance)
-            instances[instance] = {
-                "site": site,
-                "keys": counts[instance],
-                "running": query is not None and query.is_active,
-                "batch_ms": round(query.batch_ms) if query is not None else None,
-                "error": _told(query.exception) if query is not None else None,
-            }
-        return {
-            "instances": instances,
-            "migrations": {m.move.id: m.phase for m in runtime.coordinator.migrations.values()},
-            "error": _told(runtime.outlet.error),
+            "source": {"ended": self.feed.ended.is_set(), "error": told(self.feed.error)},
+            "stages": {name: runtime.status() for name, runtime in self.stages.items()},
+            "error": told(self.orchestrator.error),
         }
 
     def story(self, id: str) -> list[str]:
         """What happened in a migration, a line each."""
         for runtime in self.stages.values():
             if id in runtime.coordinator.migrations:
-                return Handle(self, runtime.stage.name, [id]).progress
+                return Handle(self.orchestrator, runtime.stage.name, [id]).progress
         known = [id for runtime in self.stages.values() for id in runtime.coordinator.migrations]
         raise UnknownName("migration", id, known)
+
+    def batches(self) -> list[float]:
+        """How long the micro-batches of all instances took, in milliseconds."""
+        return [ms for site in self.sites.values() for ms in site.batches()]
 
     def dead_letters(self) -> list[DeadLetter]:
         """Everything that could not be taken in or applied, with the reason and the position."""
         return self.dead.read()
 
     # ── Inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_directory(self) -> None:
+        """A data directory belongs to one pipeline: another one would not understand what lies there."""
+        stages = [stage.name for stage in self.pipeline.stages]
+        mine = wire.pack({"pipeline": self.pipeline.name, "stages": stages})
+        found = self.journal.load("pipeline")
+        if found is not None and found != mine:
+            other = wire.unpack(found, dict[str, Any])
+            raise Refused(
+                f"{self.data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
+                f"not to {self.pipeline.name!r} with {stages}; choose another directory"
+            )
+        self.journal.save("pipeline", mine)
 
     def log_path(self, name: str) -> Path:
         """Where a log lies."""
@@ -506,27 +314,15 @@ def run(
     ).start()
 
 
-def _given(stage: Stage) -> Any:
-    assert stage.schema is not None, "checked by Pipeline.stage"
-    return stage.schema
-
-
-def _prefix(weights: dict[int, int], share: float) -> Iterable[int]:
-    """The first bins that together hold a share of the keys; of the bins, if no key is known yet."""
-    total = sum(weights.values())
-    if not total or share == 1:
-        return list(weights)[: round(len(weights) * share)]
-    taken, chosen = 0, []
-    for bin, weight in weights.items():
-        if taken >= share * total:
-            break
-        taken += weight
-        chosen.append(bin)
-    return chosen
-
-
-def _told(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+def _locked(data: Path) -> IO[str]:
+    """A lock on a data directory, for as long as the file is open: two runs in one directory would ruin it."""
+    data.mkdir(parents=True, exist_ok=True)
+    file = (data / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise Conflict(f"another run uses {data}; stop it, or choose another directory") from error
+    return file
 
 
 def _unseen(results: list[Result], now_us: int) -> None:

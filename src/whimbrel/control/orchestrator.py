@@ -30,6 +30,8 @@ from whimbrel.site.site import Site
 
 PERIOD = 0.2
 RESTARTS = 3
+DEADLINE = 120.0
+"""Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
 _CONTROL = codec.entry_schema(pa.schema([]))
 
 
@@ -68,6 +70,8 @@ class Orchestrator:
             for migration in self.journal.migrations():
                 control = self.stages[migration.move.stage]
                 self._queue(migration, control.coordinator.adopt(migration))
+                if not migration.is_over:
+                    self._deadlines[migration.move.stage, migration.move.id] = time.monotonic() + DEADLINE
 
     def start(self) -> None:
         """Begin to carry commands out."""
@@ -78,7 +82,8 @@ class Orchestrator:
         """Stop; what is not finished goes on at the next start."""
         self._stopping.set()
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     # ── Orders and events ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -122,6 +127,12 @@ class Orchestrator:
         """One migration, as it is now."""
         with self._changed:
             return self.stages[stage].coordinator.migrations[id]
+
+    def is_relocating(self, stage: str, instance: str) -> bool:
+        """Whether a migration decides where this instance runs: then nobody else may start it."""
+        with self._changed:
+            migrations = self.stages[stage].coordinator.migrations.values()
+            return any(m.move.protocol == "restart" and m.move.source == instance and not m.is_over for m in migrations)
 
     def wait(self, stage: str, ids: list[str], timeout: float | None) -> bool:
         """Until all of these are over; False if the time ran out first."""

@@ -42,10 +42,13 @@ class Conflict(Refused):
 
 
 class BadRecord(Refused):
-    """One input record that cannot be taken in; `reason` is a short word, the message says it in full."""
+    """One input record that cannot be taken in; `reason` is a short word, the message says it in full.
 
-    def __init__(self, reason: str, message: str) -> None:
-        self.reason = reason
+    `record` is the beginning of the record, where only the source has seen it.
+    """
+
+    def __init__(self, reason: str, message: str, record: str = "") -> None:
+        self.reason, self.record = reason, record
         super().__init__(message)
 
 

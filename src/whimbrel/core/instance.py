@@ -25,9 +25,12 @@ from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
 from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Parked, Post, Record, Result, Shipped
 
+LAPSED = -1
+"""The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
+
 
 class Entry:
-    """One key of an instance. `saved` is its state at the end of the last batch, `since` what was applied after."""
+    """One key of an instance. `saved` is its state at the end of the last batch, `since` what was done after."""
 
     __slots__ = ("offset", "saved", "seq", "since", "src", "state", "timers")
 
@@ -136,7 +139,9 @@ class Instance:
             self.duplicates += 1
             return
         self._touched.add(record.key)
-        self._attempt(entry, record, out, silent, self._process)
+        if entry.timers and entry.timers[0] <= record.event_us:
+            self._fire(entry, record, out, silent)
+        self._attempt(entry, record, out, silent)
 
     def is_duplicate(self, entry: Entry, record: Record) -> bool:
         """Whether the key has this record already. Rows that `prepare` made of one record share its offset."""
@@ -144,21 +149,15 @@ class Instance:
 
     def _process(self, entry: Entry, record: Record) -> None:
         key, context = record.key, self._context
-        if entry.timers:
-            self._fire(entry, key, record.event_us)
         if self._extra:
             context.key, context.now_us, context.seq, context.timers = key, record.event_us, record.seq, entry.timers
         self.operator.process(key, record.body, entry.state, self._emit, *self._extra)
 
-    def _attempt(
-        self,
-        entry: Entry,
-        record: Record,
-        out: Emissions,
-        silent: bool,
-        act: Callable[[Entry, Record], None],
-    ) -> None:
-        """Let the operator act once on a record; undo and try again if it raises; park the record if it goes on."""
+    def _attempt(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> bool:
+        """Let the operator act once, on a record or on a timer; undo and try again if it raises; park it if it goes on.
+
+        Returns whether it succeeded. What fails, fails alone: a record's timers are attempts of their own.
+        """
         same = record.seq == entry.seq and record.offset == entry.offset
         self._record, self._sink = record, None if silent else out.results
         self._number = first = self._number if same else 0
@@ -167,21 +166,25 @@ class Instance:
             entry.state = self._state.decode(entry.saved.state)
         due = entry.timers[0] if entry.timers else None
         mark = len(out.results)
+        act = self._acts[record.kind]
+        done = False
         for left in reversed(range(max(1, self.operator.tries))):
             try:
-                act(entry, record)
+                act(self, entry, record)
             except Exception as error:
                 del out.results[mark:]
                 self._undo(entry)
                 self._record, self._sink, self._number = record, None if silent else out.results, first
-                if not left:
-                    self._park(record, error, out, silent)
+                if not left and not silent:
+                    self._park(entry, record, error, out)
             else:
                 entry.since.append(record)
+                done = True
                 break
         entry.seq, entry.src, entry.offset = record.seq, record.src, record.offset
         if entry.timers and entry.timers[0] != due:
             heappush(self._due, (entry.timers[0], self._record.key))
+        return done
 
     def _emit(self, /, **values: Any) -> None:
         if self._sink is not None:
@@ -207,13 +210,13 @@ class Instance:
         entry.state, entry.timers, self._sink = before.state, before.timers, None
         for past in entry.since:
             self._record = past
-            (self._process if past.kind == Kind.DATA else self._expire)(entry, past)
+            self._acts[past.kind](self, entry, past)
 
-    def _park(self, record: Record, error: Exception, out: Emissions, silent: bool) -> None:
-        if not silent:
-            reason = f"{type(error).__name__}: {error}"
-            event = msgspec.json.encode(record.body, enc_hook=repr).decode()
-            out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, event))
+    def _park(self, entry: Entry, record: Record, error: Exception, out: Emissions) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        event = record.body if record.kind == Kind.DATA else {"timer": entry.timers[0]}
+        told = msgspec.json.encode(event, enc_hook=repr).decode()
+        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, told))
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -246,17 +249,30 @@ class Instance:
         """Let a tick reach one key."""
         self._touched.add(key)
         record = tick._replace(bin=bin_of(key), key=key, epoch=self._epoch(key, entry.src))
-        self._attempt(entry, record, out, silent, self._expire)
+        self._fire(entry, record, out, silent)
+
+    def _fire(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> None:
+        """Let the timers that are due by a record's time fire, one after the other, before the record itself."""
+        timer = record._replace(kind=Kind.TICK)
+        while entry.timers and entry.timers[0] <= record.event_us:
+            if not self._attempt(entry, timer, out, silent):
+                self._attempt(entry, timer._replace(kind=LAPSED), out, silent)
 
     def _expire(self, entry: Entry, record: Record) -> None:
-        self._fire(entry, record.key, record.event_us)
+        context = self._context
+        context.key, context.now_us, context.seq = record.key, entry.timers.pop(0), record.seq
+        context.timers = entry.timers
+        self.operator.on_timer(record.key, entry.state, self._emit, context)
 
-    def _fire(self, entry: Entry, key: str, now_us: int) -> None:
-        while entry.timers and entry.timers[0] <= now_us:
-            context = self._context
-            context.key, context.now_us, context.seq = key, entry.timers.pop(0), self._record.seq
-            context.timers = entry.timers
-            self.operator.on_timer(key, entry.state, self._emit, context)
+    def _lapse(self, entry: Entry, record: Record) -> None:
+        """A timer on which the operator always raises is gone: kept, it would come back with every later record."""
+        entry.timers.pop(0)
+
+    _acts: ClassVar[dict[int, Callable[[Instance, Entry, Record], None]]] = {
+        Kind.DATA: _process,
+        Kind.TICK: _expire,
+        LAPSED: _lapse,
+    }
 
     def _is_frozen(self, key: str, src: str) -> bool:
         """Whether the key's time stands still here: it has left, or waits between two owners."""
@@ -396,7 +412,7 @@ class Instance:
         return wire.pack(Delta(entries, {**waiting}, self.positions, self.moves))
 
     def load(self, deltas: Iterable[bytes]) -> None:
-        """Become what these deltas, in order, describe. Only for a fresh instance."""
+        """Become what these deltas, in order, describe: a fresh instance, or one that has all the deltas before them."""
         for blob in deltas:
             delta = wire.unpack(blob, Delta)
             for key, luggage in delta.entries.items():

@@ -164,7 +164,7 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Parked(msgspec.Struct, frozen=True, tag=True):
-    """Notice: an operator failed on a record as often as it may; the record goes to the dead letters."""
+    """Notice: an operator failed on a record, or on a timer, as often as it may; it goes to the dead letters."""
 
     instance: str
     key: str

@@ -39,5 +39,8 @@ def unpack(blob: bytes, type: type[T]) -> T:
         raise Corrupt("the checksum does not fit")
     try:
         return msgspec.msgpack.decode(payload, type=type)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # msgspec's own errors are ValueErrors, and so is a text's wrong UTF-8
         raise Corrupt(f"not a {getattr(type, '__name__', type)}: {error}") from error

@@ -33,15 +33,19 @@ class DeadLetters:
         self._log = log
         self.counts = Counter(letter.reason for letter in self.read())
 
-    def put(self, bad: BadRecord, source: str, position: int, row: Any = None) -> None:
-        """Keep a row that could not be taken in."""
-        record = "" if row is None else msgspec.json.encode(row, enc_hook=repr).decode(errors="replace")
-        self._append(DeadLetter(bad.reason, str(bad), source, position, record[:SNIPPET]), source, position)
+    def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, counter: int | None = None) -> None:
+        """Keep a row that could not be taken in. Put again under the same `counter`, it is kept once.
 
-    def park(self, parked: Parked) -> None:
-        """Keep a record that an operator failed on."""
+        Counters of one source must grow: a letter with a lower one is taken for one that was kept before. Without a
+        counter it is the position.
+        """
+        letter = DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET])
+        self._append(letter, source, position if counter is None else counter)
+
+    def park(self, parked: Parked, outbox: str, counter: int) -> None:
+        """Keep a record that an operator failed on; `counter` is the place of its notice in the outbox."""
         letter = DeadLetter("operator failed", parked.error, parked.src, parked.seq, parked.event[:SNIPPET])
-        self._append(letter, f"{parked.src}/{parked.key}", parked.seq)
+        self._append(letter, outbox, counter)
 
     def _append(self, letter: DeadLetter, writer: str, counter: int) -> None:
         if self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter) is not None:
@@ -51,3 +55,12 @@ class DeadLetters:
         """All of them, in the order in which they came."""
         entries = self._log.read(self._log.head())
         return [msgspec.json.decode(entry.blob, type=DeadLetter) for entry in entries]
+
+
+def _told(bad: BadRecord, row: Any) -> str:
+    if row is None:
+        return bad.record
+    try:
+        return msgspec.json.encode(row, enc_hook=repr).decode()
+    except (ValueError, TypeError, RecursionError):  # a bad row may hold anything
+        return repr(row)

@@ -14,11 +14,13 @@ from itertools import islice
 from whimbrel.core.errors import BadRecord
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.gateway import Gateway
-from whimbrel.gateway.intake import Intake, Row
+from whimbrel.gateway.intake import Intake
 from whimbrel.gateway.sources import Numbered, Source
 
 PERIOD = 0.02
 BATCH = 5_000
+PATIENCE = 5.0
+"""Seconds that `stop` gives a source to come back."""
 WRITER = "source"
 """In the ingress log the feed numbers its appends with the row it has come to."""
 
@@ -40,10 +42,10 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop at the next batch."""
+        """Stop at the next batch. A source that gives neither a row nor its end is left behind."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(PATIENCE)
 
     def _run(self) -> None:
         try:
@@ -70,17 +72,13 @@ class Feed:
                 self._stop.wait(PERIOD)
 
     def _take(self, batch: list[Numbered]) -> None:
-        plain: list[tuple[int, Row]] = []
-        for number, row in batch:
-            if isinstance(row, BadRecord):
-                self.dead.put(row, self.source.name, number)
-            else:
-                plain.append((number, row))
+        answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)]))
         good = []
-        for (number, row), taken in zip(plain, self.intake.take([row for _, row in plain]), strict=True):
-            if isinstance(taken, BadRecord):
-                self.dead.put(taken, self.source.name, number, row)
+        for number, row in batch:  # in their order, by which the dead letters know what they have
+            answer = row if isinstance(row, BadRecord) else next(answers)
+            if not isinstance(answer, BadRecord):
+                good.append(answer)
             else:
-                good.append(taken)
+                self.dead.put(answer, self.source.name, number, None if answer is row else row)
         if good:
             self.gateway.ingest(good, WRITER, batch[-1][0])

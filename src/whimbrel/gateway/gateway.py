@@ -33,6 +33,7 @@ class Saved(msgspec.Struct):
 
     position: int
     router: bytes
+    sent: int
 
 
 class Gateway:
@@ -136,7 +137,7 @@ class Gateway:
         """Where a replay may start; None while something moves. Whoever stores it calls `saved` afterwards."""
         with self._lock:
             snapshot = self.router.snapshot()
-            return None if snapshot is None else wire.pack(Saved(self.ingress.tail(), snapshot))
+            return None if snapshot is None else wire.pack(Saved(self.ingress.tail(), snapshot, self.sent))
 
     def saved(self, blob: bytes) -> None:
         """A snapshot is safe: what lies before it in the ingress log is no longer needed."""
@@ -152,7 +153,7 @@ class Gateway:
             if blob is not None:
                 saved = wire.unpack(blob, Saved)
                 self.router.restore(saved.router)
-                position = saved.position
+                position, self.sent = saved.position, saved.sent
             for entry in self.ingress.read(position):
                 self._replay(entry)
 

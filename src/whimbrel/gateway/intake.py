@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -38,12 +38,14 @@ _INFERRED = {str: "string", bool: "boolean", int: "long", float: "double", datet
 
 def parse_schema(text: str) -> pa.Schema:
     """`"sensor string, value double"` as a schema; the types are Spark's simple ones."""
-    fields = []
+    fields: list[pa.Field] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"`?([A-Za-z]\w*)`?\s*:?\s+(\w+)", part)
         if match is None or match[2].lower() not in _TYPES:
             known = ", ".join(_TYPES)
             raise Refused(f"cannot read {part!r} in a schema; write 'name type, ...' with a type of: {known}")
+        if match[1] in (field.name for field in fields):
+            raise Refused(f"a schema has each column once, not {match[1]!r} twice")
         fields.append(pa.field(match[1], _TYPES[match[2].lower()][0]))
     if not fields:
         raise Refused("a schema needs at least one column")
@@ -74,33 +76,54 @@ class Intake:
         for column in filter(None, (key, event_time)):
             if column not in schema.names:
                 raise Refused(f"the source has no column {column!r}; it has: {', '.join(schema.names)}")
+        if event_time is not None and not _tells_time(schema.field(event_time).type):
+            raise Refused(
+                f"{event_time!r} cannot be the event time: make it a timestamp, a date or microseconds (long)"
+            )
         self.schema, self.lenient = schema, lenient
         self._key = schema.names.index(key)
         self._time = None if event_time is None else schema.names.index(event_time)
         self._type = msgspec.defstruct("Event", [(field.name, _python(field) | None, None) for field in schema])
+        self._texts = [number for number, field in enumerate(schema) if pa.types.is_string(field.type)]
+        self._others = [(number, field.type) for number, field in enumerate(schema) if _python(field) is Any]
 
     def take(self, rows: Sequence[Row]) -> list[tuple[str, tuple[Any, ...], int | None] | BadRecord]:
         """One answer for each row, in order."""
         try:
-            events = msgspec.convert(rows, list[self._type], strict=not self.lenient)  # type: ignore[name-defined]
-        except msgspec.ValidationError:
+            converted = msgspec.convert(rows, list[self._type], strict=not self.lenient)  # type: ignore[name-defined]
+            events = [msgspec.structs.astuple(event) for event in converted]
+            self._check(events)
+        except (ValueError, TypeError, OverflowError):
             return [self._take_one(row) for row in rows]
-        return [self._keyed(msgspec.structs.astuple(event)) for event in events]
+        return [self._keyed(event) for event in events]
+
+    def _check(self, events: Sequence[tuple[Any, ...]]) -> None:
+        """Raise if a log could not hold one of these: text that is no UTF-8, or a value that is not Arrow's type."""
+        for column in self._texts:
+            "".join(event[column] or "" for event in events).encode()
+        for column, kind in self._others:
+            pa.array([event[column] for event in events], kind)
 
     def _take_one(self, row: Row) -> tuple[str, tuple[Any, ...], int | None] | BadRecord:
         if not isinstance(row, dict):
             return BadRecord("wrong type", f"expected an object with columns, got {type(row).__name__}")
         try:
-            return self._keyed(msgspec.structs.astuple(msgspec.convert(row, self._type, strict=not self.lenient)))
-        except msgspec.ValidationError as error:
+            event = msgspec.structs.astuple(msgspec.convert(row, self._type, strict=not self.lenient))
+            self._check([event])
+        except (ValueError, TypeError, OverflowError) as error:
             return BadRecord("wrong type", str(error))
+        return self._keyed(event)
 
     def _keyed(self, event: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], int | None] | BadRecord:
         key = event[self._key]
         if key is None or key == "":
             return BadRecord("no key", f"column {self.schema.names[self._key]!r} is empty")
-        moment = None if self._time is None else event[self._time]
-        return str(key), event, _micros(moment)
+        if self._time is None:
+            return str(key), event, None
+        try:
+            return str(key), event, _micros(event[self._time])
+        except (ValueError, OverflowError) as error:
+            return BadRecord("wrong type", f"column {self.schema.names[self._time]!r} is no moment: {error}")
 
 
 def _python(field: pa.Field) -> Any:
@@ -110,7 +133,22 @@ def _python(field: pa.Field) -> Any:
     return Any
 
 
+def _tells_time(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, pa.types.is_floating)
+    return any(test(kind) for test in tests)
+
+
 def _micros(moment: Any) -> int | None:
-    if isinstance(moment, datetime):
-        return round(moment.timestamp() * 1e6)
-    return None if moment is None else int(moment)
+    """A moment in microseconds; without a time zone it is UTC, as it is for Arrow and for Spark here."""
+    if moment is None:
+        return None
+    if isinstance(moment, date):
+        whole = moment if isinstance(moment, datetime) else datetime.combine(moment, time())
+        return (whole.replace(tzinfo=whole.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+    micros = int(moment)
+    if not -(2**63) <= micros < 2**63:
+        raise ValueError(f"{moment} microseconds")
+    return micros
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

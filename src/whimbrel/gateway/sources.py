@@ -10,7 +10,7 @@ import csv
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +20,8 @@ from whimbrel.gateway.intake import Row, infer_schema
 
 LIMIT = 1 << 20
 SAMPLE = 100
+SNIPPET = 1_000
+"""How much of a row that cannot be read is kept."""
 
 Numbered = tuple[int, Row | BadRecord]
 
@@ -86,18 +88,31 @@ class CsvSource:
         return self._schema
 
     def rows(self, start: int) -> Iterator[Numbered]:
+        # The reader's own limit, a global one, must not be below ours.
+        csv.field_size_limit(max(csv.field_size_limit(), self.limit))
         with _opened(self.path) as file:
             reader = csv.reader(file)
             header = next(reader, None)
             if header is None:
                 raise Refused(f"{self.path} is empty; a CSV source needs a header line")
-            for number, values in islice(enumerate(reader), start, None):
-                if sum(map(len, values)) > self.limit:
-                    yield number, BadRecord("too large", f"the row is longer than {self.limit} bytes")
-                elif len(values) != len(header):
-                    yield number, BadRecord("wrong type", f"{len(values)} values for {len(header)} columns")
-                else:
-                    yield number, {name: value or None for name, value in zip(header, values, strict=True)}
+            yield from islice(enumerate(self._each(reader, header)), start, None)
+
+    def _each(self, reader: Iterator[list[str]], header: list[str]) -> Iterator[Row | BadRecord]:
+        while True:
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield BadRecord("too large" if "limit" in str(error) else "wrong type", str(error))
+                continue
+            if sum(map(len, values)) > self.limit:
+                message = f"the row is longer than {self.limit} characters"
+                yield BadRecord("too large", message, ",".join(values)[:SNIPPET])
+            elif len(values) != len(header):
+                yield BadRecord("wrong type", f"{len(values)} values for {len(header)} columns", ",".join(values))
+            else:
+                yield {name: value or None for name, value in zip(header, values, strict=True)}
 
 
 class JsonLinesSource:
@@ -115,15 +130,30 @@ class JsonLinesSource:
         return self._schema
 
     def rows(self, start: int) -> Iterator[Numbered]:
-        with _opened(self.path) as file:
-            for number, line in islice(enumerate(file), start, None):
-                if len(line) > self.limit:
-                    yield number, BadRecord("too large", f"the line is longer than {self.limit} bytes")
-                    continue
-                try:
-                    yield number, msgspec.json.decode(line)
-                except msgspec.DecodeError as error:
-                    yield number, BadRecord("not JSON", str(error))
+        with _opened(self.path, binary=True) as file:
+            yield from islice(enumerate(map(self._row, self._lines(file))), start, None)
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Each line, without its end; of one that is too long only so much that it shows."""
+        most = self.limit + 2
+        while line := file.readline(most):
+            rest = line
+            while len(rest) == most and not rest.endswith(b"\n"):
+                rest = file.readline(most)
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+    def _row(self, line: bytes) -> Row | BadRecord:
+        if len(line) > self.limit:
+            return BadRecord("too large", f"the line is longer than {self.limit} bytes", _beginning(line[: self.limit]))
+        try:
+            row: Row = msgspec.json.decode(line)
+            return row
+        except ValueError as error:  # msgspec's own, or the codec's for what is no UTF-8
+            return BadRecord("not JSON", str(error), _beginning(line))
+
+
+def _beginning(line: bytes) -> str:
+    return line[:SNIPPET].decode(errors="replace")
 
 
 def _chain(first: Iterable[Row], second: Iterable[Row]) -> Iterator[Row]:
@@ -131,19 +161,21 @@ def _chain(first: Iterable[Row], second: Iterable[Row]) -> Iterator[Row]:
     yield from second
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path, binary: bool = False) -> Any:
     try:
-        return path.open(newline="", encoding="utf-8", errors="replace")
+        return path.open("rb") if binary else path.open(newline="", encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise Unavailable(f"cannot read {path}: {error.strerror}") from error
 
 
 def _guess(text: str | None) -> Any:
-    if text is None:
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text == "true" if text in ("true", "false") else text
+    """What a text seems to be: a number or a truth value only if it is written as the intake will read it."""
+    if text is None or text != text.strip():
+        return text
+    try:
+        value = msgspec.json.decode(text)
+    except ValueError:
+        return text
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text

@@ -17,8 +17,12 @@ import msgspec
 from whimbrel.core import wire
 from whimbrel.core.gate import Gate
 from whimbrel.core.record import Closed, Notice, Outgoing, Result
+from whimbrel.log import codec
 from whimbrel.log.contract import Log
 from whimbrel.outlet.sinks import Mark, Sink
+
+Watch = Callable[[list[Result], int], None]
+"""Sees released results and the moment of their release, for figures only."""
 
 
 class Saved(msgspec.Struct):
@@ -38,12 +42,13 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Notice], None],
+        hear: Callable[[Notice, str, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
-        watch: Callable[[list[Result], int], None] = lambda results, now_us: None,
+        watch: Watch = lambda results, now_us: None,
     ) -> None:
-        """`outboxes` may grow while it runs; `watch` sees every released result, for figures only."""
+        """`outboxes` may grow while it runs. `hear` is told each notice with its outbox and its place there, by which
+        one that is heard again after a crash can be known."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
         self.gate = Gate()
@@ -112,10 +117,12 @@ class Outlet:
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
             for entry in outbox.read(self.positions.get(name, outbox.head())):
+                place = entry.position * codec.ROWS
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
                     released += self.gate.offer(outgoing.results)
-                    for notice in outgoing.notices:
-                        released += self._notice(notice)
+                    for place, notice in enumerate(outgoing.notices, place):
+                        released += self._notice(notice, name, place)
+                    place += 1
                 read[name] = entry.position + 1
         now_us = self._clock_us()
         if released:
@@ -123,13 +130,13 @@ class Outlet:
                 sink.write(released, now_us)
             self.delivered += len(released)
             self._watch(released, now_us)
+        self._dirty |= read  # first, so that nobody takes what is read, but not committed, for delivered
         self.positions |= read
-        self._dirty |= read
         return bool(read)
 
-    def _notice(self, notice: Notice) -> list[Result]:
+    def _notice(self, notice: Notice, outbox: str, place: int) -> list[Result]:
         freed = self.gate.close(notice) if isinstance(notice, Closed) else []
-        self._hear(notice)
+        self._hear(notice, outbox, place)
         return freed
 
     def _commit(self) -> None:

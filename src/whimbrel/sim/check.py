@@ -6,8 +6,8 @@ from collections import defaultdict
 from typing import Any
 
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Kind, Record
-from whimbrel.sim.job import Job
+from whimbrel.core.record import Kind, Parked, Record
+from whimbrel.sim.job import Job, prepare
 from whimbrel.sim.world import SPAN, Actor, GatewayActor, InstanceActor, OutletActor, World
 
 
@@ -83,7 +83,10 @@ class Invariants:
         self.epochs = committed
 
 
-def sequential(world: World) -> tuple[dict[str, list[Any]], set[tuple[str, int]]]:
+Letter = tuple[str, int, str, str]
+
+
+def sequential(world: World) -> tuple[dict[str, list[Any]], set[Letter]]:
     """The results of each key, and what was parked, had one instance applied everything in the order of arrival."""
     results: dict[str, list[Any]] = defaultdict(list)
     parked = set()
@@ -93,14 +96,14 @@ def sequential(world: World) -> tuple[dict[str, list[Any]], set[tuple[str, int]]
         for entry in gateway.ingress.read(0):
             content: Any = entry.blob
             if isinstance(content, list):
-                records += [record._replace(offset=record.seq) for record in content]
+                records += [row for record in content for row in prepare(record._replace(offset=record.seq))]
             elif isinstance(content, tuple):
                 seq = entry.position * SPAN
                 records.append(Record(seq, Kind.TICK, -1, "", seq, 0, gateway.name, content[1], content[1], b""))
         out = instance.apply(records)
         for result in out.results:
             results[result.key].append((result.seq, result.n, result.values))
-        parked |= {(notice.key, notice.seq) for notice in out.notices}  # type: ignore[union-attr]
+        parked |= {_letter(notice) for notice in out.notices if isinstance(notice, Parked)}
     return results, parked
 
 
@@ -117,12 +120,16 @@ def check_end(world: World) -> None:
         raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
     for key in world.keys:
         _compare(key, got[key], expected[key])
-    seen = [(notice.key, notice.seq) for notice in world.outlet.parked]
+    seen = [_letter(notice) for notice in world.outlet.parked]
     if len(seen) != len(set(seen)) or set(seen) != parked:
         raise Violation("parked", f"dead letters {sorted(seen)}, expected {sorted(parked)}")
     for name, actor in world.instances.items():
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
+
+
+def _letter(parked: Parked) -> Letter:
+    return parked.key, parked.seq, parked.error, parked.event
 
 
 def _compare(key: str, got: list[Any], expected: list[Any]) -> None:

@@ -1,4 +1,7 @@
-"""The job the simulator runs: order-sensitive, with timers, so that any slip changes every later result."""
+"""The job the simulator runs: order-sensitive, with timers, so that any slip changes every later result.
+
+Like a user's stage it is a stateless part, which drops and multiplies rows (`prepare`), and an operator.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,17 @@ from typing import Any
 
 from whimbrel.core import operator
 from whimbrel.core.operator import Context, Emit
+from whimbrel.core.record import Kind, Record
+
+
+def prepare(record: Record) -> list[Record]:
+    """The rows of a record: none, one, or several that share its offset."""
+    if record.kind != Kind.DATA:
+        return [record]
+    return [record._replace(body=record.body + row) for row in range(ROWS.get(record.body % 11, 1))]
+
+
+ROWS = {0: 0, 1: 2, 2: 3}
 
 
 class Job(operator.Operator):
@@ -35,4 +49,6 @@ class Job(operator.Operator):
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
         """A timer is due."""
         state.chain = (state.chain * 37 + ctx.now_us) % 1_000_003
+        if ctx.now_us % 13 == 0:
+            raise ValueError("this timer is poison")
         emit(timer=state.chain)

@@ -30,7 +30,7 @@ from whimbrel.core.record import Closed, Emissions, Kind, Notice, Parked, Post, 
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.sim.job import Job
+from whimbrel.sim.job import Job, prepare
 
 SPAN = 1 << 20
 """A log position times this, plus the row: an offset. As in the real source."""
@@ -222,10 +222,11 @@ class InstanceActor(Actor):
                 return ends != self.at
         self.world.maybe_die()
         records = [
-            record._replace(offset=entry.position * SPAN + row)
+            row
             for lane in (Lane.CONTROL, Lane.DATA)
             for entry in inbox.read(self.at[lane], self.plan[lane], lane)
-            for row, record in enumerate(entry.blob)
+            for number, record in enumerate(entry.blob)
+            for row in prepare(record._replace(offset=entry.position * SPAN + number))
         ]
         out = Emissions()
         deltas = []

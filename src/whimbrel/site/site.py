@@ -24,24 +24,40 @@ class Site:
     def __init__(self, name: str, folder: Path, make: Make) -> None:
         self.name, self.folder, self._make = name, folder, make
         self.queries: dict[str, StageQuery] = {}
+        self._past: list[float] = []
 
     def checkpoint(self, instance: str) -> Path:
         """Where the checkpoint of an instance lies."""
         return self.folder / instance
 
-    def start(self, instance: str) -> None:
-        """Run an instance, from its checkpoint if it has one here. Nothing happens if it runs."""
+    def start(self, instance: str, *, wait: bool = True) -> None:
+        """Run an instance, from its checkpoint if it has one here; returns when it serves, unless told not to wait.
+
+        Nothing happens if it runs. What cannot be started raises `Unavailable` and leaves nothing running.
+        """
         if instance in self.queries and self.queries[instance].is_active:
             return
         query = self._make(instance, self.checkpoint(instance))
         query.start()
         self.queries[instance] = query
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until everything that was started here serves."""
+        for instance, query in list(self.queries.items()):
+            try:
+                query.wait()
+            except Unavailable:
+                self.stop(instance)
+                raise
 
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
         query = self.queries.pop(instance, None)
         if query is not None:
             query.stop()
+            self._past += query.progress
 
     def take(self, instance: str, origin: Site) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
@@ -59,6 +75,10 @@ class Site:
     def discard(self, instance: str) -> None:
         """Remove the checkpoint of an instance that runs elsewhere now."""
         shutil.rmtree(self.checkpoint(instance), ignore_errors=True)
+
+    def batches(self) -> list[float]:
+        """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
+        return self._past + [ms for query in list(self.queries.values()) for ms in query.progress]
 
     def query(self, instance: str) -> StageQuery:
         """The query of an instance that runs here."""

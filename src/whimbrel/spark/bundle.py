@@ -12,27 +12,21 @@ A bundle of a group also holds the records that concern every group: markers and
 
 from __future__ import annotations
 
-import datetime
-import decimal
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import repeat, starmap
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.record import Kind, Record
 from whimbrel.log.codec import META_NAMES
+from whimbrel.spark.events import OWN_NAMES, PLACE, event_type_of, values
 from whimbrel.spark.groups import group_ids
-
-PLACE = [pa.field("_lane", pa.int8()), pa.field("_offset", pa.int64())]
-"""Where a record stood in the inbox. Sorting by both gives the order in which records are applied."""
-OWN_NAMES = [*META_NAMES, *(field.name for field in PLACE)]
 
 SCHEMA = pa.schema([("_group", pa.int32()), ("_order", pa.int64()), ("_bundle", pa.binary())])
 DDL = "_group int, _order bigint, _bundle binary"
@@ -60,7 +54,7 @@ def bundle(table: pa.Table, groups: int, order: int) -> pa.RecordBatch:
     )
 
 
-def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type]:
+def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type[msgspec.Struct]]:
     """The records of some bundles of one group, in the order in which they are applied, and the type of their events.
 
     Takes pairs of `order` and blob as they come out of a shuffle: in no order.
@@ -85,7 +79,8 @@ def _write(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    blob: bytes = sink.getvalue().to_pybytes()
+    return blob
 
 
 def _read(blob: bytes) -> pa.Table:
@@ -93,7 +88,7 @@ def _read(blob: bytes) -> pa.Table:
         return reader.read_all()
 
 
-def _records(table: pa.Table) -> tuple[list[Record], type]:
+def _records(table: pa.Table) -> tuple[list[Record], type[msgspec.Struct]]:
     event_type = event_type_of(table.schema)
     own = {name: table.column(name) for name in OWN_NAMES}
     kinds = values(own["_kind"])
@@ -108,81 +103,3 @@ def _records(table: pa.Table) -> tuple[list[Record], type]:
     rows = zip(values(own["_offset"]), kinds, *meta, bodies, strict=True)
     # What `Record._make` does, without a Python call a record.
     return list(map(partial(tuple.__new__, Record), rows)), event_type
-
-
-# ── Values and types ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def values(column: pa.ChunkedArray) -> Sequence[Any]:
-    """A column as Python objects: null is None and an integer stays an integer, also beside nulls."""
-    kind = column.type
-    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if (plain and not column.null_count) or pa.types.is_string(kind) or pa.types.is_binary(kind):
-        result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return result
-    if pa.types.is_nested(kind):
-        return list(column.to_pylist(maps_as_pydicts="strict"))
-    return list(column.to_pylist())
-
-
-class _Cached(NamedTuple):
-    schema: pa.Schema
-    event: type
-
-
-_latest = _Cached(pa.schema([]), type(None))
-
-
-def event_type_of(schema: pa.Schema) -> type:
-    """The type of a stage's events: an attribute for each user column. The same type for an equal schema."""
-    global _latest
-    # A worker meets the same schema batch after batch; comparing is much cheaper than hashing.
-    if not _latest.schema.equals(schema):
-        _latest = _Cached(schema, _event_type(schema.remove_metadata()))
-    return _latest.event
-
-
-@lru_cache(maxsize=64)
-def _event_type(schema: pa.Schema) -> type:
-    fields = []
-    for field in schema:
-        if field.name in OWN_NAMES:
-            continue
-        if not field.name.isidentifier():
-            raise Refused(
-                f"column {field.name!r} cannot be an attribute of an event: rename it in prepare, "
-                f"e.g. df.withColumnRenamed({field.name!r}, ...)"
-            )
-        fields.append((field.name, python_type(field.type) | None))
-    # Frozen, because an operator that raised is run again on the same event.
-    return msgspec.defstruct("Event", fields, frozen=True, gc=False, module=__name__)
-
-
-def python_type(kind: pa.DataType) -> Any:
-    """What a value of a column is in Python, as precisely as decoding it from MessagePack needs to know."""
-    if pa.types.is_struct(kind):
-        return TypedDict("Struct", {field.name: python_type(field.type) | None for field in kind})  # type: ignore[operator]
-    if pa.types.is_map(kind):
-        return dict[python_type(kind.key_type), python_type(kind.item_type) | None]  # type: ignore[misc]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return list[python_type(kind.value_type) | None]  # type: ignore[misc]
-    for test, python in _PYTHON_TYPES:
-        if test(kind):
-            return python
-    raise Refused(f"a column of type {kind} cannot be part of an event: cast it in prepare")
-
-
-_PYTHON_TYPES = [
-    (pa.types.is_boolean, bool),
-    (pa.types.is_integer, int),
-    (pa.types.is_floating, float),
-    (pa.types.is_string, str),
-    (pa.types.is_large_string, str),
-    (pa.types.is_binary, bytes),
-    (pa.types.is_large_binary, bytes),
-    (pa.types.is_timestamp, datetime.datetime),
-    (pa.types.is_date, datetime.date),
-    (pa.types.is_time, datetime.time),
-    (pa.types.is_duration, datetime.timedelta),
-    (pa.types.is_decimal, decimal.Decimal),
-]

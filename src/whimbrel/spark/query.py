@@ -10,7 +10,6 @@ the same arguments.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 import time
@@ -24,17 +23,21 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from whimbrel.core.errors import Conflict, Refused, Unavailable
+from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
+from whimbrel.core.record import Kind, Record
 from whimbrel.log import Lane, Log
-from whimbrel.spark.bundle import DDL, OWN_NAMES, bundle_batches
+from whimbrel.log.codec import encode
+from whimbrel.spark.bundle import DDL, bundle_batches
+from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
-from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
+from whimbrel.spark.sink import CONTROL_SCHEMA, Sink
+from whimbrel.spark.source import FORMAT, LANES, InboxSource, Reading, applied_by, clear, halt, open_log
 
 Prepare = Callable[[DataFrame], DataFrame]
 """A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
@@ -78,7 +81,6 @@ class StageQuery:
         self._inbox, self._outbox, self._inbox_of, self._appended = str(inbox), outbox, inbox_of, appended
         self._query: StreamingQuery | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="whimbrel-")
-        self._halt = Path(self._folder.name, "halt")
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,7 +88,7 @@ class StageQuery:
         """Start, from the checkpoint if there is one."""
         if self.is_active:
             raise Conflict(f"instance {self.spec.name} is running already")
-        self._halt.unlink(missing_ok=True)
+        clear(self._folder.name)
         checkpoint_id: Future[str] = Future()
         sink = Sink(lambda: f"{self.spec.name}@{checkpoint_id.result()}", self._outbox, self._inbox_of, self._appended)
         with _starting:
@@ -104,6 +106,23 @@ class StageQuery:
             )
         checkpoint_id.set_result(self._query.id)
 
+    def wait(self, timeout: float = 180.0) -> None:
+        """Until it has done a batch: then it is warm, and whatever cannot work has shown it.
+
+        A record that means nothing is put into the inbox, so that there is a batch to do.
+        """
+        log = open_log(self._inbox)
+        blob = encode([Record(0, Kind.NUDGE, EVERY_BIN, "", -1, 0, "", 0, 0, b"")], CONTROL_SCHEMA)
+        log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
+        wanted = log.tail(Lane.CONTROL)
+        deadline = time.monotonic() + timeout
+        while (applied_by(self._folder.name) or {"control": 0})["control"] < wanted:
+            if not self.is_active:
+                raise Unavailable(f"instance {self.spec.name} has ended: {self.exception or 'it was stopped'}")
+            if time.monotonic() > deadline:
+                raise Unavailable(f"instance {self.spec.name} did no batch within {timeout:.0f} s")
+            time.sleep(0.05)
+
     def stop(self, timeout: float = 30.0) -> None:
         """End the query and wait until it has ended.
 
@@ -114,7 +133,7 @@ class StageQuery:
         query = self._query
         if query is None:
             return
-        self._halt.touch()
+        halt(self._folder.name)
         deadline = time.monotonic() + timeout
         while query.isActive and not _is_idle(query) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -147,16 +166,8 @@ class StageQuery:
     @property
     def is_drained(self) -> bool:
         """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
-        last = self._query.lastProgress if self._query is not None else None
-        if last is None:
-            return False
-        end = (
-            json.loads(last["sources"][0]["endOffset"])
-            if isinstance(last["sources"][0]["endOffset"], str)
-            else last["sources"][0]["endOffset"]
-        )
         log = open_log(self._inbox)
-        return bool(end) and end["data"] == log.tail() and end["control"] == log.tail(Lane.CONTROL)
+        return applied_by(self._folder.name) == {name: log.tail(lane) for name, lane in LANES.items()}
 
     @property
     def batch_ms(self) -> float:
@@ -184,7 +195,7 @@ class StageQuery:
             spec.max_records,
             rows=spec.prepare is not None,
             trim=spec.trim,
-            halt=str(self._halt),
+            folder=self._folder.name,
         )
         source = self.spark.readStream.format(FORMAT).options(**reading.options()).load()
         if spec.prepare is None:

@@ -36,7 +36,7 @@ def ship(operator: Operator) -> Shipment:
     """Pack an operator. Raises `Refused` if it holds what cannot travel."""
     buffer = io.BytesIO()
     try:
-        _StructPickler(buffer).dump(operator)
+        _StructPickler(buffer).dump(operator)  # type: ignore[no-untyped-call]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Refused(
             f"{type(operator).__name__} cannot be sent to Spark's workers: {error}. Open files, connections and the "
@@ -61,13 +61,17 @@ def _unpacked(shipment: Shipment) -> Operator:
 # ── Structs by value ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _StructPickler(Pickler):  # type: ignore[misc]
+class _StructPickler(Pickler):
     """cloudpickle, except for Struct classes that travel by value."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and not _should_pickle_by_reference(obj):
+        if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and not _travels_by_name(obj):
             return _take_apart(obj)
-        return super().reducer_override(obj)
+        return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+
+
+def _travels_by_name(cls: type) -> bool:
+    return bool(_should_pickle_by_reference(cls))  # type: ignore[no-untyped-call]
 
 
 def _take_apart(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
@@ -113,7 +117,7 @@ def _is_machinery(name: str, member: Any) -> bool:
 
 def _own_fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, dict[str, Any]]]:
     """The fields the class adds to its bases': name, type, and what `msgspec.field` takes."""
-    own = cls.__dict__.get("__annotations__", {})
+    own = inspect.get_annotations(cls)
     fields: list[tuple[str, Any, dict[str, Any]]] = []
     for field in msgspec.structs.fields(cls):
         if field.name in own:
@@ -130,7 +134,7 @@ def _config(cls: type[msgspec.Struct]) -> dict[str, Any]:
     )  # fmt: skip
     chosen = {name: getattr(config, name) for name in names}
     parameters = inspect.signature(cls).parameters
-    own = [name for name in cls.__dict__.get("__annotations__", {}) if name in parameters]
+    own = [name for name in inspect.get_annotations(cls) if name in parameters]
     chosen["kw_only"] = bool(own) and all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
     return chosen
 

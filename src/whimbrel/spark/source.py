@@ -12,8 +12,10 @@ driver, `read` in a task.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,15 @@ from pyspark.sql.types import StructType
 
 from whimbrel.log import EmbeddedLog, Entry, Lane, Log
 from whimbrel.log.codec import ROWS, decode, entry_schema
-from whimbrel.spark.bundle import DDL, PLACE, bundle
+from whimbrel.spark.bundle import DDL, bundle
+from whimbrel.spark.events import PLACE
 
 FORMAT = "whimbrel"
 TRIM_EVERY = 64
 """Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
 
 Offset = dict[str, int]
-_LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
+LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,26 @@ class Reading:
     max_records: int
     rows: bool = False
     trim: bool = True
-    halt: str = ""
-    """While a file of this name is there, nothing new is read: so a query falls idle before it is stopped."""
+    folder: str = ""
+    """Where the reader and whoever started the query tell each other things; see the end of this file."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
         schema = self.schema.serialize().to_pybytes().hex()
         numbers = {"groups": self.groups, "max_records": self.max_records, "rows": self.rows, "trim": self.trim}
-        return {"path": self.path, "schema": schema, "halt": self.halt, **{k: str(int(v)) for k, v in numbers.items()}}
+        return {
+            "path": self.path,
+            "schema": schema,
+            "folder": self.folder,
+            **{k: str(int(v)) for k, v in numbers.items()},
+        }
 
     @staticmethod
     def of(options: Any) -> Reading:
         """Back from Spark's options."""
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
         groups, most, rows, trim = (int(options[name]) for name in ("groups", "max_records", "rows", "trim"))
-        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), options["halt"])
+        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), options["folder"])
 
 
 class InboxSource(DataSource):
@@ -93,18 +101,24 @@ class InboxReader(DataSourceStreamReader):
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self._trimmed = {name: 0 for name in _LANES}
+        self._trimmed = dict.fromkeys(LANES, 0)
+        self._applied: Offset | None = None
 
     def initialOffset(self) -> Offset:
         log = open_log(self.reading.path)
-        return {name: log.head(lane) for name, lane in _LANES.items()}
+        return {name: log.head(lane) for name, lane in LANES.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.reading.max_records)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        if self.reading.halt and os.path.exists(self.reading.halt):
-            return start
+        if self.reading.folder:
+            # Spark asks for more when everything before is applied and committed.
+            if start != self._applied:
+                _note_applied(self.reading.folder, start)
+                self._applied = start
+            if os.path.exists(os.path.join(self.reading.folder, HALT)):
+                return start
         log = open_log(self.reading.path)
         data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
         return {"data": data, "control": log.tail(Lane.CONTROL)}
@@ -125,7 +139,7 @@ class InboxReader(DataSourceStreamReader):
     def commit(self, end: Offset) -> None:
         if not self.reading.trim:
             return
-        for name, lane in _LANES.items():
+        for name, lane in LANES.items():
             if end[name] - self._trimmed[name] >= TRIM_EVERY:
                 open_log(self.reading.path).trim(end[name], lane)
                 self._trimmed[name] = end[name]
@@ -180,3 +194,38 @@ def open_log(path: str) -> Log:
     if log is None:
         log = _logs[path] = EmbeddedLog(Path(path), create=True)
     return log
+
+
+# ── Between a reader and whoever started the query ───────────────────────────────────────────────────────────────────
+# Spark has no way to ask a reader anything, and runs it in a process of its own on the driver's machine. So both share
+# a folder: `halt` is there while nothing new may be read, `applied` holds the offset up to which everything is done.
+
+HALT, APPLIED = "halt", "applied"
+
+
+def halt(folder: str) -> None:
+    """Let the query fall idle after the batch under way."""
+    Path(folder, HALT).touch()
+
+
+def clear(folder: str) -> None:
+    """Forget what was said before: a query is about to start."""
+    for name in (HALT, APPLIED):
+        Path(folder, name).unlink(missing_ok=True)
+
+
+def applied_by(folder: str) -> Offset | None:
+    """The offset up to which the query has applied and written everything; None if it has not said yet."""
+    try:
+        offset: Offset = json.loads(Path(folder, APPLIED).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return offset
+
+
+def _note_applied(folder: str, offset: Offset) -> None:
+    draft = Path(folder, f"{APPLIED}.draft")
+    # The folder goes when whoever started the query does, maybe before this process notices.
+    with suppress(FileNotFoundError):
+        draft.write_text(json.dumps(offset), encoding="utf-8")
+        draft.replace(Path(folder, APPLIED))

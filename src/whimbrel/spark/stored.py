@@ -14,7 +14,7 @@ import secrets
 from typing import NamedTuple
 
 import msgspec
-from pyspark.sql.streaming import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from whimbrel.core import wire

@@ -1,0 +1,154 @@
+"""The demo: a cloud and two edges on this machine, a fleet of vehicles, and three moves under load.
+
+live      half of the vehicles, cloud → edge-1      nobody notices
+pause     the other half, cloud → edge-2            a short wait
+restart   edge-1's vehicles, edge-1 → cloud         what everybody has today
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whimbrel import app as application
+from whimbrel.bench import picture, report
+from whimbrel.bench.measure import Release, compare, measure, percentiles, sequential, span
+from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
+from whimbrel.core.keys import Selection
+from whimbrel.core.protocols.machine import DONE, Migration
+from whimbrel.core.record import Result
+from whimbrel.pipeline import Items, Pipeline
+
+SITES = ("cloud", "edge-1", "edge-2")
+STAGE = "speed"
+WARM_UP = 15.0
+"""Seconds of load before the clock starts: a young JVM is slow."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be chosen."""
+
+    seconds: float = 60.0
+    rate: int = 2000
+    keys: int = 1000
+    seed: int = 1
+    data: Path | None = None
+    out: Path = Path("whimbrel-demo")
+    trigger: str = "0 seconds"
+
+
+@dataclass(frozen=True)
+class Act:
+    """One move of the demo: when, as a share of the time, and what."""
+
+    at: float
+    protocol: str
+    to: str
+    source: str
+    share: float | None = None
+
+
+ACTS = (
+    Act(0.2, "live", "edge-1", "cloud", share=0.5),
+    Act(0.45, "pause", "edge-2", "cloud"),
+    Act(0.7, "restart", "cloud", "edge-1"),
+)
+
+Show = Callable[[float, "application.App", str], None]
+"""Called several times a second with the time since the start, the application, and what is going on."""
+
+
+def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[str, Any]:
+    """Run it and return the report; the picture lies in `options.out`."""
+    releases: list[Release] = []
+
+    def watch(results: list[Result], now_us: int) -> None:
+        releases.extend(Release(now_us, result) for result in results)
+
+    rows = int((WARM_UP + options.seconds) * options.rate)
+    source = Items(vehicles(options.keys, rows, options.seed), VEHICLE_SCHEMA, options.rate)
+    pipeline = Pipeline("whimbrel-demo", source, key="vehicle").stage(STAGE, AverageSpeed())
+    app = application.run(pipeline, SITES, data=options.data, keep=True, watch=watch, trigger=options.trigger)
+    moved: list[tuple[Migration, Selection]] = []
+    try:
+        start = time.monotonic()
+
+        def play(until: float, what: str) -> None:
+            while (now := time.monotonic() - start) < until:
+                show(now, app, what)
+                time.sleep(0.2)
+
+        play(WARM_UP, "warming up")
+        for act in ACTS:
+            play(WARM_UP + act.at * options.seconds, "steady")
+            handle = app.migrate(STAGE, to=act.to, at=act.source, share=act.share, protocol=act.protocol)
+            while not all(migration.is_over for migration in handle.migrations):
+                show(time.monotonic() - start, app, f"{act.protocol}: {act.source} → {act.to} ({handle.outcome})")
+                time.sleep(0.05)
+            moved += [(migration, migration.move.selection) for migration in handle.migrations]
+        play(WARM_UP + options.seconds, "steady")
+        show(time.monotonic() - start, app, "delivering what is left")
+        app.wait(timeout=120)
+        status = app.status()
+        expected, sent = sequential(app.first.gateway.ingress, AverageSpeed())
+        batches = app.batches()
+        for migration, _ in moved:
+            migration.sent_bytes += app.first.gateway.doubled[migration.move.id]
+    finally:
+        app.stop()
+    return _report(options, releases, expected, sent, status, batches, moved)
+
+
+def _report(
+    options: Options,
+    releases: list[Release],
+    expected: dict[str, list[Any]],
+    sent: int,
+    status: dict[str, Any],
+    batches: list[float],
+    moved: list[tuple[Migration, Selection]],
+) -> dict[str, Any]:
+    batch_ms = percentiles([ms * 1000 for ms in batches])
+    figures = [measure(migration, keys, releases, batch_ms.get("p50", 0)) for migration, keys in moved]
+    records = {"sent": sent, "delivered": len(releases), **compare(expected, releases)}
+    records |= {name: status["records"][name] for name in ("dead_lettered", "refused")}
+    drawn = options.out / "latency.png"
+    groups = {
+        f"{len(keys)} vehicles, {name}": [release for release in releases if release.result.key in keys]
+        for name, keys in _halves(releases, moved)
+    }
+    moves = [
+        {"start_us": span(m)[0], "end_us": span(m)[1], "protocol": m.move.protocol, "label": _label(m, figure)}
+        for (m, _), figure in zip(moved, figures, strict=True)
+    ]
+    title = f"{options.rate:,} records/s of {options.keys:,} vehicles; nothing lost, doubled or out of order"
+    broken = [name for name in ("lost", "duplicated", "out_of_order", "wrong") if records[name]]
+    if broken:
+        title = f"BROKEN: {', '.join(f'{name} = {records[name]}' for name in broken)}"
+    picture.latency_over_time(drawn, groups, moves, title)
+    return {
+        **report.heading(options.seed),
+        "parameters": {"seconds": options.seconds, "rate": options.rate, "keys": options.keys},
+        "records": records,
+        "batch_ms": batch_ms,
+        "migrations": figures,
+        "picture": str(drawn),
+        "held": not broken and all(migration.phase == DONE for migration, _ in moved),
+    }
+
+
+def _halves(releases: list[Release], moved: list[tuple[Migration, Selection]]) -> list[tuple[str, set[str]]]:
+    """The vehicles of the first move, and the others: each half moves on its own."""
+    keys = {release.result.key for release in releases}
+    first = {key for key in keys if key in moved[0][1]}
+    return [(f"moved {moved[0][0].move.protocol}", first), ("the others", keys - first)]
+
+
+def _label(migration: Migration, figure: dict[str, Any]) -> str:
+    return (
+        f"{migration.move.protocol}\n{migration.from_site} → {migration.to_site}\nstop {figure['stoppage_ms']:.0f} ms"
+    )

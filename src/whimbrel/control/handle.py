@@ -1,0 +1,52 @@
+"""A handle on an order to migrate: what `migrate` returns."""
+
+from __future__ import annotations
+
+from whimbrel.control.orchestrator import Orchestrator
+from whimbrel.core.errors import Unavailable
+from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration
+
+
+class Handle:
+    """An order to migrate: watch it, wait for it, call it off."""
+
+    def __init__(self, orchestrator: Orchestrator, stage: str, ids: list[str]) -> None:
+        self._orchestrator, self.stage, self.ids = orchestrator, stage, ids
+
+    @property
+    def migrations(self) -> list[Migration]:
+        """As they are now: one for each instance that had some of the keys."""
+        return [self._orchestrator.migration(self.stage, id) for id in self.ids]
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether there was nothing to do: every key was there already."""
+        return not self.ids
+
+    @property
+    def outcome(self) -> str:
+        """`already there`, `done`, `aborted`, or the phase it is in."""
+        phases = {migration.phase for migration in self.migrations}
+        for phase in sorted(phases - {DONE, ABORTED}):
+            return phase
+        return ABORTED if ABORTED in phases else DONE if phases else "already there"
+
+    @property
+    def progress(self) -> list[str]:
+        """The story so far, a line for each thing that happened."""
+        return [f"{m.move.id} {line.phase}: {line.event}" for m in self.migrations for line in m.story]
+
+    def wait(self, timeout: float | None = None) -> Handle:
+        """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
+        if not self._orchestrator.wait(self.stage, self.ids, timeout):
+            raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+        return self
+
+    def abort(self, reason: str = "called off") -> Handle:
+        """Call it off. Too late after the point of no return: then it goes on to its end; see `outcome`."""
+        for id in self.ids:
+            self._orchestrator.tell(self.stage, id, Abandoned(reason))
+        return self
+
+    def __repr__(self) -> str:
+        return f"<migration {', '.join(self.ids) or '-'} of {self.stage}: {self.outcome}>"

@@ -1,0 +1,107 @@
+"""The gate: each key's results in order, epoch after epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from whimbrel.core.gate import Gate
+from whimbrel.core.keys import Selection, bin_of, selection_of
+from whimbrel.core.record import Closed, Result
+
+K = selection_of(["k"])
+
+
+def result(key: str, epoch: int, seq: int, n: int = 0) -> Result:
+    return Result(key, epoch, seq, n, 0, 0, {"seq": seq})
+
+
+def closed(selection: Selection, epoch: int, part: int = 0, parts: int = 1) -> Closed:
+    """Of the epoch before: `epoch` may speak now."""
+    return Closed(f"m{epoch}", "a", part, parts, selection, epoch)
+
+
+def ids(results: Iterable[Result]) -> list[tuple[str, int, int]]:
+    return [(result.key, result.epoch, result.seq) for result in results]
+
+
+def test_while_nothing_moves_everything_passes_in_order() -> None:
+    results = [result("k", 0, 1), result("j", 0, 2), result("k", 0, 3)]
+    assert Gate().offer(results) == results
+
+
+def test_a_later_epoch_waits_until_the_one_before_is_closed() -> None:
+    gate = Gate()
+    assert gate.offer([result("k", 1, 5), result("k", 1, 6)]) == []
+    assert ids(gate.offer([result("k", 0, 3), result("k", 0, 4)])) == [("k", 0, 3), ("k", 0, 4)]
+    assert ids(gate.close(closed(K, 1))) == [("k", 1, 5), ("k", 1, 6)]
+    assert ids(gate.offer([result("k", 1, 7)])) == [("k", 1, 7)]
+    assert gate.held == {}
+
+
+def test_a_key_that_waits_does_not_hold_up_the_others() -> None:
+    gate = Gate()
+    assert ids(gate.offer([result("k", 1, 5), result("j", 0, 1)])) == [("j", 0, 1)]
+
+
+def test_a_zombie_is_refused_and_counted() -> None:
+    gate = Gate()
+    gate.close(closed(K, 1))
+    assert ids(gate.offer([result("k", 0, 3), result("k", 1, 5), result("k", 0, 4)])) == [("k", 1, 5)]
+    assert gate.refused == 2
+
+
+def test_a_zombie_among_what_was_held_is_refused_when_its_turn_has_passed() -> None:
+    gate = Gate()
+    gate.offer([result("k", 1, 5)])
+    assert gate.close(closed(K, 2)) == []
+    assert (gate.refused, gate.held) == (1, {})
+
+
+def test_several_epochs_held_come_out_one_after_the_other() -> None:
+    gate = Gate()
+    gate.offer([result("k", 2, 9), result("k", 1, 5), result("k", 2, 10), result("k", 1, 6)])
+    assert ids(gate.close(closed(K, 1))) == [("k", 1, 5), ("k", 1, 6)]
+    assert ids(gate.close(closed(K, 2))) == [("k", 2, 9), ("k", 2, 10)]
+    assert (gate.refused, gate.held) == (0, {})
+
+
+def test_each_part_of_a_source_closes_its_own_keys() -> None:
+    gate = Gate()
+    even, odd = "sensor-1", "k0"
+    assert (bin_of(even) % 2, bin_of(odd) % 2) == (0, 1)
+    both = selection_of(bins=[bin_of(even), bin_of(odd)])
+    gate.offer([result(even, 1, 1), result(odd, 1, 2)])
+    assert ids(gate.close(closed(both, 1, part=0, parts=2))) == [(even, 1, 1)]
+    assert ids(gate.offer([result(odd, 0, 0)])) == [(odd, 0, 0)], "its part has not closed yet"
+    assert ids(gate.close(closed(both, 1, part=1, parts=2))) == [(odd, 1, 2)]
+
+
+def test_closing_keys_leaves_the_rest_of_their_bin_alone() -> None:
+    gate = Gate()
+    assert bin_of("k0") == bin_of("k673")
+    gate.close(closed(selection_of(["k0"]), 1))
+    assert (gate.current("k0"), gate.current("k673")) == (1, 0)
+
+
+def test_all_results_of_one_record_stay_together() -> None:
+    gate = Gate()
+    gate.offer([result("k", 1, 5, n) for n in range(3)])
+    assert [freed.n for freed in gate.close(closed(K, 1))] == [0, 1, 2]
+
+
+def test_a_restored_gate_goes_on_where_it_was() -> None:
+    gate = Gate()
+    gate.close(closed(K, 1))
+    gate.offer([result("k", 0, 1), result("k", 2, 9), result("j", 1, 4), result("k", 2, 10)])
+    again = Gate()
+    again.restore(gate.snapshot())
+    assert (again.refused, again.held, again.epochs.dump()) == (gate.refused, gate.held, gate.epochs.dump())
+    for one in (gate, again):
+        assert ids(one.offer([result("k", 0, 1), result("k", 1, 8)])) == [("k", 1, 8)]
+        assert ids(one.close(closed(K, 2))) == [("k", 2, 9), ("k", 2, 10)]
+
+
+def test_a_gate_that_was_never_used_can_be_restored() -> None:
+    gate = Gate()
+    gate.restore(Gate().snapshot())
+    assert ids(gate.offer([result("k", 0, 1)])) == [("k", 0, 1)]
