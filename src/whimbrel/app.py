@@ -60,7 +60,6 @@ class App:
         spark: Any,
     ) -> None:
         self.pipeline, self.data, self.keep, self.trigger = pipeline, data, keep, trigger
-        self.clock_us = lambda: time.time_ns() // 1000
         self._max_backlog, self._temporary = max_backlog, temporary
         self._logs: dict[str, EmbeddedLog] = {}
         self._lock = _locked(data)
@@ -87,6 +86,11 @@ class App:
         self._stopping = threading.Event()
         self._saver = threading.Thread(target=self._save_all, name="saver", daemon=True)
         self._stopped = False
+
+    @staticmethod
+    def clock_us() -> int:
+        """The wall clock, in microseconds."""
+        return time.time_ns() // 1000
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

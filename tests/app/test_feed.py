@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.app.waiting import until
+
 from whimbrel.core.errors import BadRecord, Unavailable
 from whimbrel.core.record import Kind, Parked
 from whimbrel.core.router import Router, RouteTable
@@ -30,9 +30,9 @@ class Line:
     """A source, a gateway and the dead letters, with their logs; a second one over the same logs is a restart."""
 
     def __init__(self, before: Line | None = None) -> None:
-        self.ingress = before.ingress if before else MemoryLog()
-        self.inbox = before.inbox if before else MemoryLog()
-        self.buried = before.buried if before else MemoryLog()
+        self.ingress: MemoryLog = before.ingress if before else MemoryLog()
+        self.inbox: MemoryLog = before.inbox if before else MemoryLog()
+        self.buried: MemoryLog = before.buried if before else MemoryLog()
         router = Router("gateway", RouteTable("s-1"))
         self.gateway = Gateway(router, self.ingress, MemoryLog(), lambda name: self.inbox, SCHEMA, lambda: 1)
         self.gateway.recover(None)
@@ -119,7 +119,8 @@ def test_no_row_comes_before_its_moment() -> None:
     assert line.gateway.sent <= (time.monotonic() - start) * rate
 
 
-def test_a_source_that_gives_nothing_more_does_not_hold_up_the_end() -> None:
+def test_a_source_that_gives_nothing_more_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.gateway.feed.PATIENCE", 0.1)
     line, begun, never = Line(), threading.Event(), threading.Event()
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -188,7 +189,9 @@ def test_bad_rows_that_come_again_after_a_restart_are_kept_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [{"sensor": 2**70}, {"sensor": "\ud800"}, {"value": object()}, {(1, 2): 3}, {"value": {1, 2}}, b"\xff"], ids=repr
+    "odd",
+    [{"sensor": 2**70}, {"sensor": "\ud800"}, {"value": object()}, {(1, 2): 3}, {"value": {1, 2}}, b"\xff"],
+    ids=repr,
 )
 def test_whatever_a_bad_row_holds_it_can_be_kept(odd: Any) -> None:
     line = Line()

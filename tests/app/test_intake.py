@@ -65,7 +65,9 @@ def test_a_schema_is_inferred_from_the_values_of_sample_rows() -> None:
     assert infer_schema([{"mixed": 1}, {"mixed": "one"}]) == parse_schema("mixed string")
 
 
-@pytest.mark.parametrize("rows", [[], [{}], [{"nested": {"a": 1}}], [{"list": [1]}], [{"with space": 1}], [{"_bin": 1}]])
+@pytest.mark.parametrize(
+    "rows", [[], [{}], [{"nested": {"a": 1}}], [{"list": [1]}], [{"with space": 1}], [{"_bin": 1}]]
+)
 def test_what_has_no_simple_type_is_refused_and_told_the_way_out(rows: list[dict[str, Any]]) -> None:
     with pytest.raises(Refused, match="schema='name type"):
         infer_schema(rows)
@@ -79,7 +81,9 @@ def test_a_key_or_a_time_that_is_no_column_is_refused_before_anything_runs(key: 
 
 # ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-INTAKE = Intake(parse_schema("k string, n long, i int, x double, f float, b boolean, t timestamp, d date, r binary"), "k")
+INTAKE = Intake(
+    parse_schema("k string, n long, i int, x double, f float, b boolean, t timestamp, d date, r binary"), "k"
+)
 
 
 def bad(intake: Intake, row: Any) -> BadRecord:

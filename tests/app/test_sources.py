@@ -136,7 +136,15 @@ def test_json_lines_are_read_from_any_line_on(tmp_path: Path) -> None:
 
 
 def test_json_lines_that_are_none(tmp_path: Path) -> None:
-    lines: list[str | bytes] = ['{"sensor": "a"}', "sensor=a", '{"sensor": "a"', "", '{"sensor": "b"}', b'{"sensor": "\xff"}', "NaN"]
+    lines: list[str | bytes] = [
+        '{"sensor": "a"}',
+        "sensor=a",
+        '{"sensor": "a"',
+        "",
+        '{"sensor": "b"}',
+        b'{"sensor": "\xff"}',
+        "NaN",
+    ]
     source = JsonLinesSource(json_file(tmp_path, *lines), None, None)
     assert bad(source) == [(number, "not JSON") for number in (1, 2, 3, 5, 6)]
     assert [row["sensor"] for _, row in good(source)] == ["a", "b"]

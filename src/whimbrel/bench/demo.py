@@ -83,6 +83,7 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
                 time.sleep(0.2)
 
         play(WARM_UP, "warming up")
+        zero = app.clock_us()
         for act in ACTS:
             play(WARM_UP + act.at * options.seconds, "steady")
             handle = app.migrate(STAGE, to=act.to, at=act.source, share=act.share, protocol=act.protocol)
@@ -100,7 +101,7 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
             migration.sent_bytes += app.first.gateway.doubled[migration.move.id]
     finally:
         app.stop()
-    return _report(options, releases, expected, sent, status, batches, moved)
+    return _report(options, releases, expected, sent, status, batches, moved, zero)
 
 
 def _report(
@@ -111,6 +112,7 @@ def _report(
     status: dict[str, Any],
     batches: list[float],
     moved: list[tuple[Migration, Selection]],
+    zero: int,
 ) -> dict[str, Any]:
     batch_ms = percentiles([ms * 1000 for ms in batches])
     figures = [measure(migration, keys, releases, batch_ms.get("p50", 0)) for migration, keys in moved]
@@ -129,7 +131,7 @@ def _report(
     broken = [name for name in ("lost", "duplicated", "out_of_order", "wrong") if records[name]]
     if broken:
         title = f"BROKEN: {', '.join(f'{name} = {records[name]}' for name in broken)}"
-    picture.latency_over_time(drawn, groups, moves, title)
+    picture.latency_over_time(drawn, groups, moves, title, zero)
     return {
         **report.heading(options.seed),
         "parameters": {"seconds": options.seconds, "rate": options.rate, "keys": options.keys},

@@ -16,20 +16,20 @@ _LINES = ["#1d3557", "#7b6d8d", "#457b9d"]
 
 
 def latency_over_time(
-    path: Path, groups: Mapping[str, Sequence[Release]], moves: Sequence[Mapping[str, Any]], title: str
+    path: Path, groups: Mapping[str, Sequence[Release]], moves: Sequence[Mapping[str, Any]], title: str, zero: int
 ) -> None:
     """Median and worst latency of each group of keys, half a second at a time; each move is a band.
 
-    A move needs `start_us`, `end_us`, `protocol`, `label`.
+    A move needs `start_us`, `end_us`, `protocol`, `label`. What was released before `zero` is left out.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    zero = min(release.at_us for releases in groups.values() for release in releases)
     figure, axes = plt.subplots(figsize=(11, 4.6), dpi=130)
-    for (name, releases), colour in zip(groups.items(), _LINES, strict=False):
+    for (name, all_releases), colour in zip(groups.items(), _LINES, strict=False):
+        releases = [release for release in all_releases if release.at_us >= zero]
         at = np.array([release.at_us for release in releases])
         latency = np.array([release.latency_us for release in releases]) / 1e6
         bins = (at - zero) // BIN_US
@@ -39,18 +39,18 @@ def latency_over_time(
         worst = [latency[bins == edge].max() for edge in edges]
         axes.plot(seconds, median, color=colour, lw=2, label=f"{name}, median")
         axes.plot(seconds, worst, color=colour, lw=0.9, ls=":", label=f"{name}, worst")
-    top = axes.get_ylim()[1] * 1.15
+    top = axes.get_ylim()[1] * 1.3
     axes.set_ylim(0, top)
     for move in moves:
         start, end = ((move[side] - zero) / 1e6 for side in ("start_us", "end_us"))
         axes.axvspan(start, end, color=_COLOURS.get(move["protocol"], "#888888"), alpha=0.28, lw=0)
-        axes.text((start + end) / 2, top * 0.985, move["label"], ha="center", va="top", fontsize=8)
+        axes.text(start, top * 0.985, move["label"], ha="left", va="top", fontsize=8)
     axes.set_xlabel("seconds")
     axes.set_ylabel("latency, s (gateway to gate)")
     axes.set_title(title, fontsize=11, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.9))
+    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=4)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

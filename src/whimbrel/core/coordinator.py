@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
-from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Command, Event, Migration, Ordered
+from whimbrel.core.protocols.machine import ABORTED, DONE, Command, Event, Migration, Ordered
 from whimbrel.core.record import Aborted, Move
 from whimbrel.core.router import RouteTable
 
@@ -37,6 +37,11 @@ class Coordinator:
         rules = protocol_named(protocol)
         if destination not in self.sites:
             raise UnknownName("instance", destination, list(self.sites))
+        if protocol != "restart" and self.sites[destination] != site:
+            raise Refused(f"{destination} runs at {self.sites[destination]}, not at {site}")
+        for name, limit in limits.items():
+            if limit < 1:
+                raise Refused(f"{name} must be at least 1, not {limit}: nothing would ever travel")
         owners = sorted({owner for owner in self.table.owners.values(selection) if self.sites[owner] != site})
         planned = []
         for number, owner in enumerate(owners):
@@ -70,9 +75,8 @@ class Coordinator:
             if other.is_over and other.move.destination != move.destination:
                 continue
             if whole or other.move.selection.overlaps(move.selection):
-                raise Conflict(
-                    f"migration {other.move.id} ({other.phase}) has some of these keys; wait for it or abort"
-                )
+                claim = "needs one of these instances" if whole else "has some of these keys"
+                raise Conflict(f"migration {other.move.id} ({other.phase}) {claim}; wait for it or abort it")
 
     def unsettled(self) -> Iterator[Migration]:
         """Migrations that are under way, or aborted but not yet cleaned up at their destination."""
@@ -81,8 +85,8 @@ class Coordinator:
     def _is_settled(self, migration: Migration) -> bool:
         if migration.phase != ABORTED or migration.move.protocol == "restart":
             return migration.is_over
-        unbegun = migration.story[-1].phase == ORDERED
-        return unbegun or migration.has_heard(Aborted, migration.move.destination)
+        begun = migration.story[0].event == Ordered.__name__
+        return not begun or migration.has_heard(Aborted, migration.move.destination)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -90,4 +90,6 @@ def uses_timers(operator: Operator) -> bool:
 
 
 def _us(moment: datetime) -> int:
-    return round(moment.timestamp() * 1e6)
+    # One without a time zone is UTC, like `ctx.now`: taken as local time it would differ from site to site.
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1e6)

@@ -4,14 +4,16 @@
 
 Data, ticks and the coordinator's commands stand in one ingress log, in one order; the router is a function of that
 order. So a gateway that died is rebuilt by replaying the log from its last snapshot: what it had appended before, the
-inboxes recognise by the gateway's name and the ingress position.
+inboxes recognise by the gateway's name and the ingress position. An append that fails without a death is made good the
+same way, before anything else takes its turn: an inbox takes a lower position after a higher one for a repetition.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -34,6 +36,7 @@ class Saved(msgspec.Struct):
     position: int
     router: bytes
     sent: int
+    latest_us: int
 
 
 class Gateway:
@@ -59,6 +62,12 @@ class Gateway:
         self._inbox_of, self._clock_us = inbox_of, clock_us
         self._schema = codec.entry_schema(user)
         self._lock = threading.RLock()
+        self._routed = 0
+        """The ingress position up to which everything has been routed."""
+        self._unsent: deque[tuple[str, bytes, int, int]] = deque()
+        """Routed, but not in its inbox yet: inbox, blob, number of records, ingress position."""
+        self._unsure = False
+        """An append has failed: the ingress log may have more than was routed, an inbox less."""
         self._latest_us = 0
         self.sent = 0
         self.doubled: Counter[str] = Counter()
@@ -71,7 +80,7 @@ class Gateway:
 
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
         """
-        with self._lock:
+        with self._turn():
             base = self.ingress.tail() * codec.ROWS
             now = self._clock_us()
             records = [
@@ -90,8 +99,8 @@ class Gateway:
 
     def _note_keys(self, fresh: list[str]) -> None:
         if fresh:
-            self.keys |= dict.fromkeys(fresh)
             self._known.append(wire.pack(fresh), count=len(fresh), writer=self.name, counter=self._known.tail())
+            self.keys |= dict.fromkeys(fresh)
 
     def command(self, command: Command) -> None:
         """Give the coordinator's command its place between the records. A repeated one changes nothing."""
@@ -103,7 +112,7 @@ class Gateway:
         self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
     def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> None:
-        with self._lock:
+        with self._turn():
             seq = self.ingress.tail() * codec.ROWS
             record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
             blob = codec.encode([record], self._schema)
@@ -120,24 +129,48 @@ class Gateway:
         return self.router.apply(command, record.seq, record.ingress_us)
 
     def _append(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
+        self._routed = position + 1
         for name, records in routed.items():
             # While nothing has moved, all records go to one inbox just as they are: no need to encode them twice.
             same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
             whole = blob if same and not any(record.epoch for record in records) else None
             whole = whole or codec.encode(records, self._schema)
-            self._inbox_of(name).append(whole, count=len(records), writer=self.name, counter=position)
+            self._unsent.append((name, whole, len(records), position))
             for move in self.router.moving.values():
                 if name == move.destination and not move.hold:
                     twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
                     self.doubled[move.id] += twice * len(whole) // len(records)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            name, blob, count, position = self._unsent[0]
+            self._inbox_of(name).append(blob, count=count, writer=self.name, counter=position)
+            self._unsent.popleft()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One caller at a time; what an earlier one had to leave undone comes first."""
+        with self._lock:
+            try:
+                if self._unsure:
+                    self._flush()
+                    self._replay_all()
+                    self._unsure = False
+                yield
+            except Exception:
+                self._unsure = True
+                raise
 
     # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> bytes | None:
         """Where a replay may start; None while something moves. Whoever stores it calls `saved` afterwards."""
         with self._lock:
-            snapshot = self.router.snapshot()
-            return None if snapshot is None else wire.pack(Saved(self.ingress.tail(), snapshot, self.sent))
+            snapshot = None if self._unsure else self.router.snapshot()
+            if snapshot is None:
+                return None
+            return wire.pack(Saved(self._routed, snapshot, self.sent, self._latest_us))
 
     def saved(self, blob: bytes) -> None:
         """A snapshot is safe: what lies before it in the ingress log is no longer needed."""
@@ -149,13 +182,16 @@ class Gateway:
         with self._lock:
             for entry in self._known.read(0):
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
-            position = self.ingress.head()
+            self._routed = self.ingress.head()
             if blob is not None:
                 saved = wire.unpack(blob, Saved)
                 self.router.restore(saved.router)
-                position, self.sent = saved.position, saved.sent
-            for entry in self.ingress.read(position):
-                self._replay(entry)
+                self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
+            self._replay_all()
+
+    def _replay_all(self) -> None:
+        for entry in self.ingress.read(self._routed):
+            self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
         # Inside an ingress entry an offset is what `seq` was made of.

@@ -64,14 +64,18 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
 
 
 def decode(blob: bytes) -> pa.RecordBatch:
-    """The record batch of a blob."""
+    """The record batch of a blob. Raises `Corrupt` or `NewerFormat`, never anything else."""
     try:
         with pa.ipc.open_stream(blob) as reader:
             version = int((reader.schema.metadata or {}).get(b"whimbrel", b"0"))
             if version > VERSION:
                 raise NewerFormat(f"entry format {version}, this version reads up to {VERSION}")
-            return reader.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError, ValueError) as error:
+            if reader.schema.names[: len(_META)] != META_NAMES or list(reader.schema)[: len(_META)] != _META:
+                raise Corrupt("not an entry of records: other columns")
+            batch = reader.read_next_batch()
+            batch.validate(full=True)  # or a damaged offset would be followed to wherever in memory it points
+            return batch
+    except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
         raise Corrupt(f"not an entry of records: {error}") from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 
 import msgspec
 
@@ -117,12 +118,11 @@ class Outlet:
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
             for entry in outbox.read(self.positions.get(name, outbox.head())):
-                place = entry.position * codec.ROWS
+                places = count(entry.position * codec.ROWS)
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
                     released += self.gate.offer(outgoing.results)
-                    for place, notice in enumerate(outgoing.notices, place):
-                        released += self._notice(notice, name, place)
-                    place += 1
+                    for notice in outgoing.notices:
+                        released += self._notice(notice, name, next(places))
                 read[name] = entry.position + 1
         now_us = self._clock_us()
         if released:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -18,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whimbrel.core.errors import Refused
+from whimbrel.core.errors import Corrupt, Refused
 from whimbrel.core.record import Result
 
 Mark = dict[str, Any]
@@ -65,10 +66,16 @@ class _File:
 
     def open(self, mark: Mark | None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = self.path.open("r+b" if mark and self.path.exists() else "wb")
-        if mark:
-            self.file.truncate(mark["bytes"])
-            self.file.seek(0, io.SEEK_END)
+        written = mark["bytes"] if mark else 0
+        found = self.path.stat().st_size if self.path.exists() else 0
+        if found < written:  # cutting it to that length would fill it up with zeros
+            raise Corrupt(
+                f"{self.path} has {found} of the {written} bytes of results that this run wrote to it: "
+                "put it back, or start anew with another data directory"
+            )
+        self.file = self.path.open("r+b" if written else "wb")
+        self.file.truncate(written)
+        self.file.seek(0, io.SEEK_END)
 
     def append(self, data: bytes) -> None:
         assert self.file is not None, "write before open"
@@ -151,8 +158,9 @@ class ParquetSink(_Plain):
     def open(self, mark: Mark | None) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
         self._number = mark["files"] if mark else 0
-        for file in self._path.glob("part-*.parquet"):
-            if int(file.stem.removeprefix("part-")) >= self._number:
+        for file in self._path.iterdir():
+            ours = re.fullmatch(r"part-(\d{6,})\.parquet", file.name)
+            if ours and int(ours[1]) >= self._number:
                 file.unlink()
 
     def write(self, results: list[Result], now_us: int) -> None:
@@ -162,7 +170,7 @@ class ParquetSink(_Plain):
         if self._rows:
             file = self._path / f"part-{self._number:06}.parquet"
             whole = file.with_suffix(".tmp")
-            pq.write_table(pa.Table.from_pylist(self._rows), whole)
+            pq.write_table(_table(self._rows), whole)
             whole.rename(file)
             self._number += 1
             self._rows = []
@@ -170,6 +178,17 @@ class ParquetSink(_Plain):
 
     def close(self) -> None:
         pass
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows as a table with every column that one of them has."""
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError) as error:
+            raise Refused(f"the values of {name!r} have no type in common for a Parquet column: {error}") from error
+    return pa.table(columns)
 
 
 class FunctionSink(_Plain):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from whimbrel.core.instance import Instance
@@ -120,9 +120,10 @@ def check_end(world: World) -> None:
         raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
     for key in world.keys:
         _compare(key, got[key], expected[key])
-    seen = [_letter(notice) for notice in world.outlet.parked]
-    if len(seen) != len(set(seen)) or set(seen) != parked:
-        raise Violation("parked", f"dead letters {sorted(seen)}, expected {sorted(parked)}")
+    letters = Counter(_letter(notice) for notice in world.outlet.parked)
+    if letters != Counter(parked):
+        missing, extra = Counter(parked) - letters, letters - Counter(parked)
+        raise Violation("parked", f"dead letters missing {sorted(missing)[:3]}, too many {sorted(extra)[:3]}")
     for name, actor in world.instances.items():
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")

@@ -11,6 +11,7 @@ from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Kind, Record, Result
+from whimbrel.log.contract import Lane
 from whimbrel.sim.world import GatewayActor
 
 
@@ -23,17 +24,14 @@ def _release_early(self: Gate, results: list[Result]) -> list[Result]:
     return [result for result in results if result.epoch >= self.epochs[result.key]]
 
 
-def _markers_last(self: GatewayActor, name: str, records: list[Record], position: int) -> None:
-    """Markers are kept back and put behind the next records instead of before them."""
-    late: dict[str, list[Record]] = self.__dict__.setdefault("late", {})
-    plain = [record for record in records if record.kind not in (Kind.BEGIN, Kind.CUTOVER)]
-    marks = [record for record in records if record.kind in (Kind.BEGIN, Kind.CUTOVER)]
-    _append(self, name, plain + late.pop(name, []), position)
+def _markers_beside(self: GatewayActor, name: str, records: list[Record], position: int) -> None:
+    """Markers travel in the control lane: nothing gets lost, but they have no place between the records any more."""
+    inbox = self.world.inboxes[name]
+    marks = [record for record in records if record.kind in (Kind.BEGIN, Kind.CUTOVER, Kind.ABORT)]
+    inbox.append([record for record in records if record not in marks], count=1, writer=self.name, counter=position)
     if marks:
-        late[name] = marks
+        inbox.append(marks, count=1, writer=self.name, counter=position, lane=Lane.CONTROL)
 
-
-_append = GatewayActor.append
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -41,7 +39,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "filter": (Arrival, "is_silent", lambda self, src: False),
     "buffering": (Arrival, "buffers", lambda self, key, instance: False),
     "fencing": (Gate, "refuse", _release),
-    "markers": (GatewayActor, "append", _markers_last),
+    "markers": (GatewayActor, "append", _markers_beside),
 }
 
 

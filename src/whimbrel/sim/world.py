@@ -14,9 +14,10 @@ What an actor has not committed, its death takes away; what lies in a log, nothi
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, ClassVar
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
@@ -24,7 +25,7 @@ from whimbrel.core.errors import Refused
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of, part_of
-from whimbrel.core.protocols import machine
+from whimbrel.core.protocols import PROTOCOLS, machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped
 from whimbrel.core.record import Closed, Emissions, Kind, Notice, Parked, Post, Record, Result
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
@@ -32,12 +33,18 @@ from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
 from whimbrel.sim.job import Job, prepare
 
+MIXED = "mixed"
+"""In place of a protocol: any of them, anew for each migration, so that they meet."""
 SPAN = 1 << 20
 """A log position times this, plus the row: an offset. As in the real source."""
 
 
 class Died(Exception):
     """An actor dies here: whatever it was doing stops in the middle."""
+
+
+class Stuck(Exception):
+    """The world does not come to rest."""
 
 
 class World:
@@ -48,6 +55,8 @@ class World:
         self.protocol, self.chaos = protocol, chaos
         self.now = 0.0
         self.steps = 0
+        self.tally: Counter[str] = Counter()
+        """How often what the simulator is there for has happened."""
         rng = self.random
         self.keys = [f"k{n}" for n in range(rng.randint(3, 9))]
         self.routers = [f"gateway-{n}" for n in range(rng.randint(1, 2))]
@@ -72,7 +81,7 @@ class World:
         idle: set[int] = set()
         while len(idle) < len(self.actors):
             if self.steps > limit:
-                raise AssertionError(f"stuck: not quiet after {limit} steps")
+                raise Stuck(f"not quiet after {limit} steps")
             self.now, number, actor = heappop(self._agenda)
             idle = set() if self._step(actor) else {*idle, number}
             heappush(self._agenda, (self.now + self.random.expovariate(actor.pace), number, actor))
@@ -87,6 +96,7 @@ class World:
             worked = actor.work()
         except Died:
             actor.alive = False
+            self.tally[f"{actor.kind} died"] += 1
             return True
         if worked:
             for watch in self.watchers:
@@ -106,6 +116,8 @@ class World:
 class Actor:
     """Somebody with a pace of its own."""
 
+    kind: ClassVar[str]
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.alive = True
@@ -122,6 +134,8 @@ class Actor:
 
 class GatewayActor(Actor):
     """Takes records in, numbers them by their place in its ingress log, and routes them."""
+
+    kind = "gateway"
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world)
@@ -194,6 +208,8 @@ class GatewayActor(Actor):
 
 class InstanceActor(Actor):
     """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
+
+    kind = "instance"
 
     def __init__(self, world: World, name: str, parts: int) -> None:
         super().__init__(world)
@@ -281,6 +297,8 @@ def _record(post: Post) -> Record:
 class OutletActor(Actor):
     """Reads the outboxes, lets results through the gate, tells the coordinator what concerns it, commits."""
 
+    kind = "outlet"
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.pace *= 3
@@ -308,6 +326,7 @@ class OutletActor(Actor):
             for entry in self.world.outboxes[name].read(at, at + 1):
                 results, notices = entry.blob
                 self.delivered += self.gate.offer(list(results))
+                self.world.tally["results held"] += bool(self.gate.held)
                 for notice in notices:
                     self._notice(notice)
                 self.world.maybe_die()
@@ -330,6 +349,8 @@ class OutletActor(Actor):
 
 class CoordinatorActor(Actor):
     """Orders migrations, tells them their events, journals, and only then acts."""
+
+    kind = "coordinator"
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -375,7 +396,7 @@ class CoordinatorActor(Actor):
 
     def _order(self) -> bool:
         rng, world = self.world.random, self.world
-        protocol = world.protocol
+        protocol = rng.choice(sorted(PROTOCOLS)) if world.protocol == MIXED else world.protocol
         destination = rng.choice(sorted(world.instances))
         chosen = frozenset(rng.sample(world.keys, rng.randint(1, len(world.keys))))
         selection = rng.choice(

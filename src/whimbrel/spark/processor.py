@@ -9,8 +9,6 @@ The worker keeps decoded instances between batches; stored.py says why that is s
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -53,12 +51,6 @@ class GroupProcessor(StatefulProcessor):
 
     def __init__(self, name: str, shipment: Shipment, groups: int) -> None:
         self.name, self.shipment, self.groups = name, shipment, groups
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "transform_with_state_driver_worker" in sys.argv[0]:
-            # The process in which Spark asks, when a query starts, what state there is. It prints each of its steps.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._stored = StoredPart(handle)

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.spark.java import find_java
+from whimbrel.spark.quiet import quiet_children
 
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
@@ -92,7 +93,8 @@ def session(
     builder = SparkSession.builder.appName(name).master(f"local[{cores}]")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with quiet_children():
+        spark = builder.getOrCreate()
     if tuned:
         _without_checksums(spark)
     return spark

@@ -62,11 +62,13 @@ def _unpacked(shipment: Shipment) -> Operator:
 
 
 class _StructPickler(Pickler):
-    """cloudpickle, except for Struct classes that travel by value."""
+    """cloudpickle, except for Struct classes that travel by value, and what stands in their fields' types."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and not _travels_by_name(obj):
             return _take_apart(obj)
+        if isinstance(obj, msgspec.Meta):
+            return _meta, (dict(obj.__rich_repr__()),)
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 
 
@@ -98,6 +100,10 @@ def _put_together(
 ) -> type:
     made = [(field, kind, msgspec.field(**details)) for field, kind, details in fields]
     return msgspec.defstruct(name, made, bases=bases, namespace=namespace, module=module, **config)
+
+
+def _meta(constraints: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(**constraints)
 
 
 def _set_members(cls: type, members: dict[str, Any]) -> None:

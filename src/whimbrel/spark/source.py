@@ -151,7 +151,7 @@ class InboxReader(DataSourceStreamReader):
         batches = []
         for name, lane in (("control", Lane.CONTROL), ("data", Lane.DATA)):
             for entry in log.read(part.start[name], part.end[name], lane):
-                batches.append(_placed(entry, lane, schema))
+                batches.append(placed(entry, lane, schema))
         return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
@@ -163,7 +163,8 @@ def row_schema(user: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
+def placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
+    """An entry's records, as `row_schema` says, each with its place in the inbox."""
     batch = decode(entry.blob)
     first = entry.position * ROWS
     # Minus, so that the control lane sorts before the data lane.

@@ -1,0 +1,151 @@
+"""Draw each protocol's table as a Mermaid state diagram, inside its page in docs/protocols.
+
+    python scripts/diagrams.py            print the diagrams
+    python scripts/diagrams.py --write    put them into the pages
+
+A table says which rule answers an event in a phase; where the rule leads to is known only by asking it. So a small
+migration, one part at either end, is told every event in every situation it can get into, and what comes out is drawn.
+Events that change nothing are left out: there are many, and they say only that an event may come twice or late.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from whimbrel.core import wire
+from whimbrel.core.errors import UnknownEvent
+from whimbrel.core.keys import Selection
+from whimbrel.core.protocols import PROTOCOLS, machine
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    Abandoned,
+    Copied,
+    Event,
+    Failed,
+    Migration,
+    Ordered,
+    Protocol,
+    Started,
+    Stopped,
+)
+from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+
+PAGES = Path(__file__).parent.parent / "docs" / "protocols"
+BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
+
+KEYS = Selection(keys=frozenset({"k"}))
+EVENTS: dict[str, Event] = {
+    "Ordered": Ordered(),
+    "Ready": Ready("m1", "destination", 0, 1),
+    "Closed": Closed("m1", "source", 0, 1, KEYS, 1),
+    "Opened": Opened("m1", "destination", 0, 1),
+    "Stopped": Stopped(),
+    "Copied": Copied(),
+    "Started (there)": Started("there"),
+    "Abandoned": Abandoned(""),
+    "Failed": Failed(""),
+    "Aborted (source)": Aborted("m1", "source", 0, 1),
+    "Aborted (destination)": Aborted("m1", "destination", 0, 1),
+    "Started (here)": Started("here"),
+}
+
+
+class Arrow(NamedTuple):
+    """From one phase to another, on an event."""
+
+    start: str
+    end: str
+    event: str
+
+
+def fresh(protocol: Protocol) -> Migration:
+    """A migration that nothing has happened to yet."""
+    move = Move("m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.hold)
+    return Migration(move, "here", "there")
+
+
+def explore(protocol: Protocol) -> Iterator[tuple[Arrow, tuple[str, ...]]]:
+    """Every step the protocol can take, and the commands it answers with."""
+    todo, seen = [wire.pack(fresh(protocol))], set[bytes]()
+    while todo:
+        blob = todo.pop(0)
+        if blob in seen:
+            continue
+        seen.add(blob)
+        for name, event in EVENTS.items():
+            migration = wire.unpack(blob, Migration)
+            start = migration.phase
+            try:
+                commands = machine.handle(protocol, migration, event)
+            except UnknownEvent:
+                continue
+            yield Arrow(start, migration.phase, name), tuple(type(command).__name__ for command in commands)
+            migration.story, migration.reason = [], None
+            todo.append(wire.pack(migration))
+
+
+def diagram(protocol: Protocol) -> str:
+    """The protocol as Mermaid text."""
+    answers: dict[Arrow, set[tuple[str, ...]]] = {}
+    for arrow, commands in explore(protocol):
+        answers.setdefault(arrow, set()).add(commands)
+    labels: dict[tuple[str, str, str], list[str]] = {}
+    for arrow, given in answers.items():
+        said = label(given)
+        if arrow.start != arrow.end or said:
+            labels.setdefault((arrow.start, arrow.end, said), []).append(arrow.event)
+    phases = [phase for phase, _ in protocol.table]
+    lines = ["stateDiagram-v2", f"    [*] --> {ORDERED}"]
+    for (start, end, said), events in sorted(labels.items(), key=lambda item: phases.index(item[0][0])):
+        lines.append(f"    {start} --> {end}: {' or '.join(events)}{said}")
+    lines += [f"    {DONE} --> [*]", f"    {ABORTED} --> [*]"]
+    return "\n".join(lines)
+
+
+def label(given: set[tuple[str, ...]]) -> str:
+    """The commands of a step; in brackets if it depends on what came before whether they are given."""
+    always = set.intersection(*map(set, given))
+    names = sorted({name for commands in given for name in commands})
+    said = ", ".join(name if name in always else f"[{name}]" for name in names)
+    return f" / {said}" if said else ""
+
+
+def again(protocol: Protocol) -> str:
+    """What a restarted orchestrator says again in each phase, as a table."""
+    lines = ["| phase | said again after a crash of the orchestrator |", "|---|---|"]
+    for phase in dict.fromkeys(phase for phase, _ in protocol.table):
+        migration = fresh(protocol)
+        migration.phase = phase
+        migration.hear(Aborted("m1", "source", 0, 1))
+        migration.hear(Aborted("m1", "destination", 0, 1))
+        commands = [type(command).__name__ for command in machine.resume(protocol, migration)]
+        lines.append(f"| {phase} | {', '.join(commands) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def section(protocol: Protocol) -> str:
+    """What stands between the two marks of a protocol's page."""
+    return f"{BEGIN}\n```mermaid\n{diagram(protocol)}\n```\n\n{again(protocol)}\n{END}"
+
+
+def page(protocol: Protocol) -> str:
+    """The protocol's page as it should be."""
+    text = (PAGES / f"{protocol.name}.md").read_text(encoding="utf-8")
+    return f"{text.split(BEGIN)[0]}{section(protocol)}{text.split(END)[-1]}"
+
+
+def main() -> None:
+    for protocol in PROTOCOLS.values():
+        if "--write" in sys.argv[1:]:
+            (PAGES / f"{protocol.name}.md").write_text(page(protocol), encoding="utf-8")
+        else:
+            print(f"{protocol.name}\n\n{section(protocol)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Throughput against stock PySpark: the same keyed count over the same records, one result per record, in one session.
+
+Four candidates, each a streaming query over its own inbox with the same entries; an entry is a micro-batch. They take
+turns: a batch of one, a batch of the next, and so on, so that whatever else the machine does hits all alike. A batch's
+time is Spark's own (`triggerExecution`). Stock queries write to Spark's `noop` sink, which costs nothing; Whimbrel's
+time includes the append of all results to its outbox.
+
+    whimbrel                     the group processor, as any stage runs
+    transformWithState           Spark's stateful processor for Rows, grouped by key
+    transformWithStateInPandas   the same with pandas
+    native_count                 groupBy(key).count(): no Python, one result per *key*; a reference, not a rival
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from whimbrel.core.errors import Bug, Unavailable
+from whimbrel.core.keys import bin_of
+from whimbrel.core.operator import Emit, Operator, State
+from whimbrel.core.record import Record
+from whimbrel.log import EmbeddedLog
+from whimbrel.log.codec import encode, entry_schema
+from whimbrel.spark.query import InstanceSpec, StageQuery
+from whimbrel.spark.sink import outgoing
+from whimbrel.spark.source import FORMAT, InboxSource, Reading
+
+WHIMBREL, ROWS, PANDAS, NATIVE = "whimbrel", "transformWithState", "transformWithStateInPandas", "native_count"
+CANDIDATES = (WHIMBREL, ROWS, PANDAS, NATIVE)
+
+SCHEMA = pa.schema([("value", pa.float64())])
+RESULT = "bin int, n bigint"
+
+Check = tuple[int, int, int]
+"""How many results, the sum of their counts, and the sum of counts times bins: the same results give the same."""
+
+
+class Count(Operator):
+    """How often each key has been seen."""
+
+    class State(State):
+        n: int = 0
+
+    def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
+        state.n += 1
+        emit(n=state.n)
+
+
+class CountRows(StatefulProcessor):
+    """The same as Spark has it."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        found = self.count.get()
+        n = found[0] if found else 0
+        for row in rows:
+            n += 1
+            yield Row(bin=row._bin, n=n)
+        self.count.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+class CountFrames(StatefulProcessor):
+    """The same with pandas."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        found = self.count.get()
+        n = found[0] if found else 0
+        for frame in rows:
+            yield pd.DataFrame({"bin": frame["_bin"], "n": range(n + 1, n + len(frame) + 1)})
+            n += len(frame)
+        self.count.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+# ── Candidates ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Candidate:
+    """One query over its own inbox. `run` gives it one batch and says how many milliseconds that took."""
+
+    def __init__(self, spark: SparkSession, folder: Path, name: str, partitions: int, batch_rows: int) -> None:
+        self.name, self._inbox = name, EmbeddedLog(folder / f"inbox-{name}")
+        self._batches = 0
+        self._outbox = EmbeddedLog(folder / "outbox") if name == WHIMBREL else None
+        if self._outbox is not None:
+            spec = InstanceSpec("bench", "bench", Count(), SCHEMA, partitions=partitions, max_records=batch_rows)
+            stage = StageQuery(
+                spark,
+                spec,
+                inbox=folder / f"inbox-{name}",
+                outbox=self._outbox,
+                inbox_of=lambda _: self._inbox,
+                checkpoint=folder / f"checkpoint-{name}",
+            )
+            stage.start()
+            assert stage._query is not None
+            self.query, self._stop = stage._query, stage.stop
+        else:
+            reading = Reading(str(folder / f"inbox-{name}"), SCHEMA, 1, batch_rows, rows=True)
+            self.query = _start(spark, _STOCK[name], reading, folder / f"checkpoint-{name}", partitions)
+            self._stop = self.query.stop
+
+    def run(self, blob: bytes, count: int, timeout: float = 300.0) -> float:
+        """Append one entry, wait for its batch."""
+        self._inbox.append(blob, count=count, writer="bench", counter=self._batches)
+        self._batches += 1
+        deadline = time.monotonic() + timeout
+        while True:
+            last = self._progress()[-1:]
+            # Not the batch's number: a query's first batch may find nothing.
+            if last and json.loads(last[0]["sources"][0]["endOffset"])["data"] == self._batches:
+                return float(last[0]["durationMs"]["triggerExecution"])
+            if not self.query.isActive or time.monotonic() > deadline:
+                raise Unavailable(f"{self.name} did no batch: {self.query.exception() or 'out of time'}")
+            time.sleep(0.01)
+
+    def check(self) -> Check:
+        """Of all results so far."""
+        if self._outbox is not None:
+            groups = [group for entry in self._outbox.read(0) for group in outgoing(entry)]
+            results = [(result.values["n"], bin_of(result.key)) for group in groups for result in group.results]
+            return len(results), sum(n for n, _ in results), sum(n * bin for n, bin in results)
+        seen = [progress["observedMetrics"]["check"] for progress in self._progress()]
+        return tuple(sum(metrics[name] or 0 for metrics in seen) for name in ("count", "sum", "product"))  # type: ignore[return-value]
+
+    def stop(self) -> None:
+        self._stop()
+
+    def _progress(self) -> list[dict[str, Any]]:
+        recent: Sequence[Any] = self.query.recentProgress
+        return [dict(progress) for progress in recent if progress["durationMs"].get("addBatch")]
+
+
+def _start(
+    spark: SparkSession, plan: Callable[[DataFrame], DataFrame], reading: Reading, checkpoint: Path, partitions: int
+) -> StreamingQuery:
+    spark.dataSource.register(InboxSource)
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    source = spark.readStream.format(FORMAT).options(**reading.options()).load()
+    n, bin = F.col("n"), F.col("bin")
+    checked = plan(source.select("_key", "_bin")).observe(
+        "check", F.count(n).alias("count"), F.sum(n).alias("sum"), F.sum(n * bin).alias("product")
+    )
+    return checked.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint)).start()
+
+
+_STOCK: dict[str, Callable[[DataFrame], DataFrame]] = {
+    ROWS: lambda df: df.groupBy("_key").transformWithState(CountRows(), RESULT, "update", "none"),
+    PANDAS: lambda df: df.groupBy("_key").transformWithStateInPandas(CountFrames(), RESULT, "update", "none"),
+    NATIVE: lambda df: df.groupBy("_key", "_bin").count().selectExpr("_bin as bin", "count as n"),
+}
+
+
+# ── The run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def entries(count: int, keys: int, rows: int) -> Iterator[bytes]:
+    """Micro-batches: each key as often as any other, in an order that looks like none."""
+    schema = entry_schema(SCHEMA)
+    for batch in range(count):
+        numbers = range(batch * rows, (batch + 1) * rows)
+        names = [f"key-{n * 7919 % keys:06d}" for n in numbers]
+        records = (
+            Record(0, 0, bin_of(key), key, n, 0, "bench", n, n, (float(n),))
+            for n, key in zip(numbers, names, strict=True)
+        )
+        yield encode(list(records), schema)
+
+
+def throughput(
+    spark: SparkSession,
+    folder: Path,
+    *,
+    keys: int = 10_000,
+    rows: int = 200_000,
+    batch_rows: int = 20_000,
+    warm_up: int = 10,
+    partitions: int = 2,
+    candidates: Sequence[str] = CANDIDATES,
+) -> dict[str, Any]:
+    """Run the candidates side by side; the report of `whimbrel bench throughput`."""
+    batches = max(1, rows // batch_rows)
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    running = [Candidate(spark, folder, name, partitions, batch_rows) for name in candidates]
+    try:
+        for blob in entries(warm_up + batches, keys, batch_rows):
+            for candidate in running:
+                times[candidate.name].append(candidate.run(blob, batch_rows))
+        checks = {candidate.name: candidate.check() for candidate in running}
+    finally:
+        for candidate in running:
+            candidate.stop()
+    if any(len(series) != warm_up + batches for series in times.values()):
+        raise Bug("a batch was not measured")
+    batch_ms = {name: median(series[warm_up:]) for name, series in times.items()}
+    per_record = {check for name, check in checks.items() if name != NATIVE}
+    ours = batch_ms.get(WHIMBREL)
+    ratio = {
+        f"vs_{'native' if name == NATIVE else name}": round(ms / ours, 2)
+        for name, ms in batch_ms.items()
+        if ours and name != WHIMBREL
+    }
+    return {
+        "rows_per_s": {name: round(batch_rows / ms * 1000) for name, ms in batch_ms.items()},
+        "batch_ms": {name: round(ms, 1) for name, ms in batch_ms.items()},
+        "ratio": ratio,
+        "results_equal": len(per_record) == 1,
+        "parameters": {"keys": keys, "batch_rows": batch_rows, "batches": batches, "partitions": partitions},
+    }

@@ -1,0 +1,50 @@
+"""Keeps what Spark's processes always print away from the user's terminal, and nothing else.
+
+The JVM and the Python processes it starts write to the standard error they inherit: a note about incubating modules, and
+five lines for each stateful query that starts. They have no setting for it. So the JVM inherits a pipe, and a thread
+passes on every line but these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CHATTER = re.compile(
+    rb"WARNING: Using incubator modules"
+    rb"|(Starting )?Streaming TransformWithStateInPandas Python worker"
+    rb"|WARN(ING)?:? .*(NativeCodeLoader|native-hadoop)"
+    rb"|Using Spark's default log4j profile|Setting default log level to"
+    rb"|To adjust logging level use sc.setLogLevel"
+)
+
+
+@contextmanager
+def quiet_children() -> Iterator[None]:
+    """What is started inside this block, and what that starts, writes to a standard error without the chatter."""
+    out, inlet = os.pipe()
+    terminal = os.dup(2)
+    threading.Thread(target=_pass_on, args=(out, terminal), name="quiet", daemon=True).start()
+    sys.stderr.flush()
+    os.dup2(inlet, 2)
+    os.close(inlet)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+
+
+def _pass_on(source: int, terminal: int) -> None:
+    """Until nobody is left who could write: copy lines, without the chatter and the empty line behind it."""
+    skipped = False
+    with os.fdopen(source, "rb") as lines, os.fdopen(terminal, "wb", buffering=0) as out:
+        for line in lines:
+            chatter = CHATTER.match(line) is not None or (skipped and not line.strip())
+            if not chatter:
+                out.write(line)
+            skipped = chatter

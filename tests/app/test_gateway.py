@@ -1,0 +1,340 @@
+"""The gateway: whatever dies, and whatever append fails, the inboxes end up as if nothing had happened.
+
+The main tests play one long script of records, ticks, moves and snapshots as often as it has appends, and let another
+one fail each time: before it has happened, and after (the writer cannot know which).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.app.failing import Died, FailingLog, Fuse
+
+from whimbrel.core.errors import Unavailable
+from whimbrel.core.keys import BINS, Selection, bin_of
+from whimbrel.core.record import Kind, Move, Record
+from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.intake import parse_schema
+from whimbrel.log import EmbeddedLog, codec
+from whimbrel.log.contract import Log
+from whimbrel.log.memory import MemoryLog
+
+SCHEMA = parse_schema("n long")
+KEYS = ["a", "b", "c", "d"]
+NAMES = ["s-1", "s-2", "s-3"]
+
+
+class World:
+    """The logs, which outlive every gateway, and the gateway of the moment."""
+
+    def __init__(
+        self, fuse: Fuse | None = None, *, keep: bool = False, make: Callable[[str], Log] | None = None
+    ) -> None:
+        make = make or (lambda name: MemoryLog())
+        self.fuse = fuse or Fuse()
+        self.logs = {name: FailingLog(make(name), self.fuse) for name in ("ingress", "known", *NAMES)}
+        self.journal: bytes | None = None
+        self.step = 0
+        self.keep = keep
+        self.gateway = self.born()
+
+    def born(self) -> Gateway:
+        router = Router("gateway", RouteTable("s-1"))
+        ingress, known = self.logs["ingress"], self.logs["known"]
+        gateway = Gateway(
+            router, ingress, known, self.logs.__getitem__, SCHEMA, lambda: self.step * 1_000, keep=self.keep
+        )
+        gateway.recover(self.journal)
+        return gateway
+
+    def reborn(self) -> None:
+        self.gateway = self.born()
+
+    def save(self) -> None:
+        blob = self.gateway.save()
+        if blob is not None:
+            self.journal = blob
+            self.gateway.saved(blob)
+
+    def inbox(self, name: str) -> list[Record]:
+        return [record for entry in self.logs[name].read(0) for record in codec.records(entry)]
+
+    def inboxes(self) -> dict[str, list[Record]]:
+        return {name: self.inbox(name) for name in NAMES}
+
+
+Step = Callable[[World], Any]
+
+
+def send(counter: int, *keys: str) -> Step:
+    events = [(key, (counter * 100 + number,), None) for number, key in enumerate(keys)]
+    return lambda world: world.gateway.ingest(events, "source", counter)
+
+
+def move(id: str, *keys: str, to: str = "s-2", source: str = "s-1", epoch: int = 1, hold: bool = False) -> Move:
+    return Move(
+        id=id,
+        stage="s",
+        protocol="pause" if hold else "live",
+        source=source,
+        destination=to,
+        selection=Selection(keys=frozenset(keys)),
+        epoch=epoch,
+        routers=frozenset({"gateway"}),
+        hold=hold,
+    )
+
+
+def order(command: Begin | Cutover | Abort) -> Step:
+    return lambda world: world.gateway.command(command)
+
+
+def tick(counter: int) -> Step:
+    return lambda world: world.gateway.tick(counter)
+
+
+def save(world: World) -> None:
+    world.save()
+
+
+LIVE, BACK, HELD, OFF = (
+    move("m1", "a"),
+    move("m2", "b", to="s-3"),
+    move("m3", "c", "d", hold=True),
+    move("m4", "b", hold=True),
+)
+
+SCRIPT: list[Step] = [
+    send(0, *KEYS),
+    save,
+    send(1, "a", "b"),
+    order(Begin(LIVE)),
+    send(2, *KEYS),
+    save,
+    order(Begin(BACK)),
+    tick(0),
+    send(3, *KEYS, *KEYS),
+    order(Cutover(LIVE)),
+    order(Cutover(LIVE)),
+    send(4, "a"),
+    order(Abort(BACK)),
+    save,
+    send(5, *KEYS),
+    order(Begin(HELD)),
+    send(6, "c", "d", "c"),
+    send(7, "c"),
+    tick(1),
+    order(Begin(OFF)),
+    send(8, *KEYS),
+    order(Begin(HELD)),
+    order(Abort(OFF)),
+    order(Cutover(HELD)),
+    send(9, *KEYS),
+    save,
+    tick(2),
+    send(10, "e", *KEYS),
+]
+
+
+def play(world: World) -> World:
+    """The whole script. A step that failed is done again: by whoever is there then."""
+    for number, step in enumerate(SCRIPT):
+        world.step = number
+        try:
+            step(world)
+        except Died:
+            world.reborn()
+            step(world)
+        except Unavailable:
+            world.save()  # the saver's thread goes on meanwhile, and must not save a place that is not reached
+            step(world)
+    return world
+
+
+SOUND = play(World())
+APPENDS = SOUND.fuse.count
+
+
+def test_the_script_without_a_failure_routes_as_it_should() -> None:
+    """What the others are compared with: in every inbox, of each key, the right records in order."""
+    data = {name: [(r.key, r.epoch, r.body[0]) for r in SOUND.inbox(name) if r.kind == Kind.DATA] for name in NAMES}
+    assert [n for key, _, n in data["s-1"] if key == "a"] == [0, 100, 200, 300, 304]
+    assert [(epoch, n) for key, epoch, n in data["s-2"] if key == "a"] == [
+        (0, 200), (0, 300), (0, 304), (1, 400), (1, 500), (1, 800), (1, 900), (1, 1001)
+    ]  # fmt: skip
+    assert [n for key, _, n in data["s-1"] if key == "c"] == [2, 202, 302, 306, 502]
+    assert [(epoch, n) for key, epoch, n in data["s-2"] if key == "c"] == [
+        (1, 600), (1, 602), (1, 700), (1, 802), (1, 902), (1, 1003)
+    ]  # fmt: skip
+    assert [n for key, _, n in data["s-3"]] == [301, 305]
+    assert [n for key, _, n in data["s-1"] if key == "b"] == [1, 101, 201, 301, 305, 501, 801, 901, 1002]
+    for name, key in product(NAMES, KEYS):
+        seqs = [record.seq for record in SOUND.inbox(name) if record.kind == Kind.DATA and record.key == key]
+        assert seqs == sorted(set(seqs))
+    markers = [Kind(record.kind).name for record in SOUND.inbox("s-2") if record.kind > Kind.TICK]
+    assert markers == ["BEGIN", "CUTOVER", "BEGIN", "BEGIN", "ABORT", "CUTOVER"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_gateway_that_dies_at_any_append_is_rebuilt_by_its_log(after: bool) -> None:
+    for at in range(APPENDS):
+        world = play(World(Fuse(at, after=after)))
+        assert world.fuse.is_blown
+        assert world.inboxes() == SOUND.inboxes(), f"died at append {at}"
+        assert set(world.gateway.keys) == {*KEYS, "e"}
+        assert world.gateway.sent == SOUND.gateway.sent
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_gateway_whose_append_failed_once_loses_nothing_when_the_call_is_repeated(after: bool) -> None:
+    """No death: a log that was busy, or a disk that was full, and the same gateway goes on."""
+    for at in range(APPENDS):
+        fuse = Fuse(at, after=after, error=lambda: Unavailable("the disk is full"))
+        world = play(World(fuse))
+        assert fuse.is_blown
+        assert world.inboxes() == SOUND.inboxes(), f"append {at} failed"
+        assert set(world.gateway.keys) == {*KEYS, "e"}
+
+
+def test_a_gateway_that_dies_right_after_a_failed_append_loses_nothing() -> None:
+    """The failed call was not repeated, something else came, a snapshot was taken: then the process died."""
+    for at in range(APPENDS):
+        world, failed = World(Fuse(at, error=lambda: Unavailable("busy"))), None
+        for number, step in enumerate(SCRIPT):
+            world.step = number
+            try:
+                step(world)
+            except Unavailable:
+                failed = step
+                for other in (lambda world: world.gateway.tick(100), save):
+                    with suppress(Unavailable):
+                        other(world)
+                world.reborn()
+                failed(world)
+        assert failed is not None
+        without_ticks = {name: [r for r in box if r.kind != Kind.TICK] for name, box in world.inboxes().items()}
+        for name, box in without_ticks.items():
+            sound = [(r.kind, r.key, r.body) for r in SOUND.inbox(name) if r.kind != Kind.TICK]
+            assert [(r.kind, r.key, r.body) for r in box] == sound, f"append {at} failed"
+
+
+def test_a_gateway_in_files_is_rebuilt_too(tmp_path: Path) -> None:
+    """The same with the logs that applications use, at one point between the appends to two inboxes."""
+    at = next(at for at in range(APPENDS) if _is_between_two_inboxes(at))
+    world = play(World(Fuse(at), make=lambda name: EmbeddedLog(tmp_path / name)))
+    assert world.inboxes() == SOUND.inboxes()
+
+
+def _is_between_two_inboxes(at: int) -> bool:
+    world = World(Fuse(at))
+    try:
+        for step in SCRIPT:
+            step(world)
+    except Died:
+        tails = [world.logs[name].tail() for name in NAMES]
+        world.reborn()
+        return sum(world.logs[name].tail() - tail for name, tail in zip(NAMES, tails, strict=True)) == 1
+    return False
+
+
+# ── Snapshots ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_snapshot_lets_the_log_go_and_is_all_a_successor_needs() -> None:
+    world = World()
+    for step in SCRIPT[:6]:
+        step(world)
+    assert world.logs["ingress"].head() == 1, "nothing is trimmed while something moves"
+    for step in (order(Abort(LIVE)), order(Begin(BACK)), order(Cutover(BACK)), save):
+        step(world)
+    assert world.logs["ingress"].head() == world.logs["ingress"].tail()
+    before = world.inboxes()
+    world.reborn()
+    assert world.inboxes() == before
+    send(11, "b", "a")(world)
+    assert [(r.key, r.epoch) for r in world.inbox("s-3")][-1] == ("b", 1)
+    assert [(r.key, r.epoch) for r in world.inbox("s-1")][-1] == ("a", 0)
+
+
+def test_how_much_was_sent_survives_a_snapshot_and_a_death() -> None:
+    world = World()
+    for step in (send(0, *KEYS), save, send(1, "a")):
+        step(world)
+    world.reborn()
+    assert world.gateway.sent == 5
+
+
+def test_a_log_that_is_kept_is_never_trimmed() -> None:
+    world = play(World(keep=True))
+    assert world.logs["ingress"].head() == 0
+    assert world.inboxes() == SOUND.inboxes()
+
+
+def test_a_repeated_batch_of_the_source_is_taken_once() -> None:
+    world = World()
+    assert send(0, "a")(world) is True
+    assert send(0, "a")(world) is False
+    world.reborn()
+    assert send(0, "a")(world) is False
+    assert len(world.inbox("s-1")) == 1
+
+
+# ── Bytes that are used twice ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_while_nothing_moves_an_inbox_gets_the_ingress_entry_as_it_is() -> None:
+    world = World()
+    send(0, *KEYS)(world)
+    ingress, inbox = world.logs["ingress"].read(0)[0], world.logs["s-1"].read(0)[0]
+    assert inbox.blob == ingress.blob
+    assert [(r.bin, r.key, r.seq, r.epoch, r.src, r.event_us, r.ingress_us, r.body) for r in world.inbox("s-1")] == [
+        (bin_of(key), key, number, 0, "gateway", 0, 0, (number,)) for number, key in enumerate(KEYS)
+    ]
+
+
+def test_when_everything_has_moved_to_one_inbox_the_records_carry_their_new_epoch() -> None:
+    """All records go to one inbox again, nothing moves, and yet the ingress entry will not do."""
+    world = World()
+    everything = Move(
+        id="m9",
+        stage="s",
+        protocol="live",
+        source="s-1",
+        destination="s-2",
+        selection=Selection(bins=frozenset(range(BINS)), without=frozenset({"a"})),
+        epoch=1,
+        routers=frozenset({"gateway"}),
+    )
+    for step in (order(Begin(everything)), order(Cutover(everything)), send(0, "b", "c"), send(1, "a")):
+        step(world)
+    assert [(r.key, r.epoch) for r in world.inbox("s-2") if r.kind == Kind.DATA] == [("b", 1), ("c", 1)]
+    assert [(r.key, r.epoch) for r in world.inbox("s-1") if r.kind == Kind.DATA] == [("a", 0)]
+
+
+def test_replayed_records_are_the_same_as_those_that_were_routed_at_once() -> None:
+    """A replay never has the ingress entry at hand: it encodes again, and the inbox must hold the same."""
+    at_once = World()
+    send(0, *KEYS)(at_once)
+    died = World(Fuse(2))
+    with pytest.raises(Died):
+        send(0, *KEYS)(died)
+    assert died.inbox("s-1") == []
+    died.reborn()
+    assert died.inbox("s-1") == at_once.inbox("s-1") != []
+
+
+# ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tick_tells_the_latest_event_time_seen_also_after_a_rebirth() -> None:
+    world = World()
+    world.gateway.ingest([("a", (1,), 5_000), ("b", (2,), 9_000), ("c", (3,), 7_000)], "source", 0)
+    world.reborn()
+    world.gateway.tick(0)
+    assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [9_000]

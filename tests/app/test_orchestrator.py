@@ -1,0 +1,331 @@
+"""The orchestrator and its journal: what comes twice or late is harmless, and whoever starts from the journal goes on.
+
+No Spark: the instances' notices are written by hand, in the order of the protocol, and then in every disorder that a
+crash can make of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.app.waiting import until
+
+from whimbrel.control.handle import Handle
+from whimbrel.control.journal import Journal
+from whimbrel.control.orchestrator import Orchestrator, StageControl
+from whimbrel.core.coordinator import Coordinator
+from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, Unavailable, UnknownName
+from whimbrel.core.keys import EVERYTHING, Selection
+from whimbrel.core.protocols.machine import Migration
+from whimbrel.core.record import Aborted, Closed, Kind, Move, Opened, Ready
+from whimbrel.core.router import Router, RouteTable
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.intake import parse_schema
+from whimbrel.log import codec
+from whimbrel.log.contract import Lane
+from whimbrel.log.memory import MemoryLog
+
+KEYS = Selection(keys=frozenset({"a", "b"}))
+READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
+CLOSED = [Closed("m1", "s-1", part, 2, KEYS, 1, keys=1, state_bytes=10, sent_bytes=20) for part in range(2)]
+OPENED = [Opened("m1", "s-2", part, 2) for part in range(2)]
+GONE = [Aborted("m1", "s-2", part, 2) for part in range(2)]
+BACK = [Aborted("m1", "s-1", part, 2) for part in range(2)]
+
+
+class House:
+    """Journal and logs, which last, and the orchestrator and gateway of the moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.db"
+        self.ingress, self.known = MemoryLog(), MemoryLog()
+        self.inboxes = {name: MemoryLog() for name in ("s-1", "s-2")}
+        self.now = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self.journal = Journal(self.path)
+        router = Router("gateway", RouteTable("s-1"))
+        schema = parse_schema("n long")
+        self.gateway = Gateway(router, self.ingress, self.known, self.inboxes.__getitem__, schema, lambda: 1)
+        self.gateway.recover(None)
+        places = {"s-1": "cloud", "s-2": "edge"}
+        self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))
+        self.orchestrator = Orchestrator(self.journal, {}, self.clock)
+        self.orchestrator.stages["s"] = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
+        self.orchestrator.recover()
+        self.orchestrator.start()
+
+    def clock(self) -> int:
+        self.now += 1
+        return self.now
+
+    def end(self) -> None:
+        self.orchestrator.stop()
+        self.journal.close()
+
+    def restart(self) -> None:
+        self.end()
+        self.begin()
+
+    def migrate(self, protocol: str = "live", selection: Selection = KEYS, deadline: float = 60.0) -> Handle:
+        ids = self.orchestrator.migrate("s", selection, "edge", "s-2", protocol, deadline)
+        return Handle(self.orchestrator, "s", ids)
+
+    def hear(self, *notices: Any) -> None:
+        for notice in notices:
+            self.orchestrator.hear("s", notice)
+
+    def phase(self, id: str = "m1") -> str:
+        return self.coordinator.migrations[id].phase
+
+    def said(self, inbox: str = "s-1", lane: Lane = Lane.DATA) -> list[str]:
+        """The markers in an inbox."""
+        entries = self.inboxes[inbox].read(0, lane=lane)
+        return [Kind(record.kind).name for entry in entries for record in codec.records(entry)]
+
+    def wait_for(self, *markers: str, inbox: str = "s-1", lane: Lane = Lane.DATA) -> None:
+        until(lambda: self.said(inbox, lane) == list(markers), f"{markers} in {inbox}, not {self.said(inbox, lane)}")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Any:
+    house = House(tmp_path)
+    yield house
+    house.end()
+
+
+# ── The happy path, with everything twice ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["live", "pause"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_notice_that_is_heard_again_changes_nothing(house: House, protocol: str, times: int) -> None:
+    handle = house.migrate(protocol)
+    for notice in [*READY, *CLOSED, *OPENED]:
+        house.hear(*[notice] * times)
+    house.hear(*[*READY, *CLOSED, *OPENED] * (times - 1))
+    assert handle.wait(5).outcome == "done"
+    house.wait_for("BEGIN", "CUTOVER")
+    house.wait_for("BEGIN", "CUTOVER", inbox="s-2")
+    (migration,) = handle.migrations
+    assert (migration.keys, migration.state_bytes, migration.sent_bytes) == (2, 20, 40)
+    assert house.coordinator.table.owners["a"] == "s-2"
+    assert house.coordinator.table.epochs["a"] == 1
+
+
+@pytest.mark.parametrize("protocol", ["live", "pause"])
+@pytest.mark.parametrize("died_after", range(7))
+def test_whoever_starts_from_the_journal_goes_on_though_it_hears_everything_again(
+    house: House, protocol: str, died_after: int
+) -> None:
+    """The outlet had not committed what the orchestrator had journalled: all notices come once more."""
+    notices = [*READY, *CLOSED, *OPENED]
+    house.migrate(protocol)
+    house.hear(*notices[:died_after])
+    before = house.phase()
+    house.restart()
+    assert house.phase() == before
+    house.hear(*notices)
+    assert house.phase() == "done"
+    house.wait_for("BEGIN", "CUTOVER")
+    house.wait_for("BEGIN", "CUTOVER", inbox="s-2")
+    house.restart()
+    assert house.coordinator.table.owners["a"] == "s-2"
+    assert house.phase() == "done"
+
+
+def test_an_order_whose_commands_were_never_carried_out_is_carried_out_by_the_successor(tmp_path: Path) -> None:
+    """Journalled, then dead: before the orchestrator's thread had done anything."""
+    house = House(tmp_path)
+    house.orchestrator.stop()
+    house.migrate()
+    assert house.said() == []
+    house.restart()
+    house.wait_for("BEGIN")
+    house.hear(*READY, *CLOSED, *OPENED)
+    assert house.phase() == "done"
+    house.end()
+
+
+def test_a_notice_about_a_migration_that_nobody_ordered_is_an_error_and_changes_nothing(house: House) -> None:
+    with pytest.raises(UnknownName, match="unknown migration 'm1'"):
+        house.hear(READY[0])
+    assert house.journal.migrations() == []
+
+
+# ── The way out, with everything twice and late ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["live", "pause"])
+def test_an_abort_before_the_cutover_brings_everything_back(house: House, protocol: str) -> None:
+    handle = house.migrate(protocol)
+    house.hear(READY[0])
+    handle.abort("changed my mind").abort("again")
+    house.hear(READY[1])
+    house.wait_for("BEGIN", "ABORT")
+    assert not house.coordinator.migrations["m1"].is_over
+    house.hear(*BACK, *BACK)
+    assert handle.wait(5).outcome == "aborted"
+    assert handle.migrations[0].reason == "changed my mind"
+    assert house.said("s-2", Lane.CONTROL) == [], "the destination may still get what is under way"
+    house.hear(*GONE, *GONE, *BACK)
+    house.wait_for("FORGET", inbox="s-2", lane=Lane.CONTROL)
+    assert house.coordinator.table.owners["a"] == "s-1"
+    house.restart()
+    house.hear(*READY, *BACK, *GONE)
+    assert house.phase() == "aborted"
+    house.wait_for("BEGIN", "ABORT")
+    assert house.said("s-2", Lane.CONTROL) == ["FORGET"]
+
+
+@pytest.mark.parametrize("died_after", range(5))
+def test_an_abort_is_finished_by_the_successor(house: House, died_after: int) -> None:
+    house.migrate().abort()
+    house.hear(*[*BACK, *GONE][:died_after])
+    house.restart()
+    house.hear(*BACK, *GONE)
+    assert house.phase() == "aborted"
+    house.wait_for("BEGIN", "ABORT")
+    house.wait_for("FORGET", inbox="s-2", lane=Lane.CONTROL)
+
+
+@pytest.mark.parametrize(
+    "notices", [READY, [*READY, *CLOSED], [*READY, *CLOSED, *OPENED]], ids=["cutting", "closed", "done"]
+)
+def test_an_abort_after_the_point_of_no_return_has_no_effect(house: House, notices: list[Any]) -> None:
+    handle = house.migrate()
+    house.hear(*notices)
+    handle.abort()
+    house.hear(*READY, *CLOSED, *OPENED)
+    assert handle.wait(5).outcome == "done"
+    assert handle.migrations[0].reason is None
+    house.wait_for("BEGIN", "CUTOVER")
+
+
+def test_a_deadline_abandons_a_migration_that_stands_still(house: House) -> None:
+    house.migrate(deadline=0.0)
+    house.wait_for("BEGIN", "ABORT")
+    house.hear(*BACK)
+    assert house.coordinator.migrations["m1"].reason == "its deadline has passed"
+
+
+# ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_move_to_where_everything_is_does_nothing(house: House) -> None:
+    handle = Handle(house.orchestrator, "s", house.orchestrator.migrate("s", KEYS, "cloud", "s-1", "live", 9.0))
+    assert handle.is_noop
+    assert handle.wait(0).abort().outcome == "already there"
+    assert house.journal.migrations() == []
+
+
+def test_a_migration_that_overlaps_is_refused_until_the_other_is_over(house: House) -> None:
+    handle = house.migrate()
+    for selection in (EVERYTHING, Selection(keys=frozenset({"b", "c"}))):
+        with pytest.raises(Conflict, match=r"m1 \(copying\).*wait for it or abort"):
+            house.migrate(selection=selection)
+    assert len(house.journal.migrations()) == 1
+    house.hear(*READY, *CLOSED, *OPENED)
+    handle.wait(5)
+    assert house.migrate(selection=EVERYTHING).ids == ["m2"]
+
+
+def test_an_order_that_cannot_be_journalled_has_not_happened(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = house.journal.write
+
+    def fail(migration: Migration) -> None:
+        raise Unavailable("the disk is full")
+
+    monkeypatch.setattr(house.journal, "write", fail)
+    with pytest.raises(Unavailable):
+        house.migrate()
+    assert house.coordinator.migrations == {}
+    monkeypatch.setattr(house.journal, "write", write)
+    assert house.migrate().ids == ["m1"]
+    house.wait_for("BEGIN")
+
+
+def test_a_command_that_cannot_be_carried_out_now_is_repeated(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, failed = house.gateway.command, threading.Event()
+
+    def fail_once(order: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise Unavailable("busy")
+        command(order)
+
+    monkeypatch.setattr(house.gateway, "command", fail_once)
+    house.migrate()
+    house.wait_for("BEGIN")
+    assert failed.is_set()
+
+
+def test_waiting_ends_with_the_time_that_was_given_and_the_migration_goes_on(house: House) -> None:
+    handle = house.migrate()
+    with pytest.raises(Unavailable, match="m1 is still copying"):
+        handle.wait(0.01)
+    house.hear(*READY, *CLOSED, *OPENED)
+    assert handle.wait(5).progress[-1] == "m1 cutting: Opened s-2 2/2"
+
+
+# ── The journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def migration(id: str, phase: str = "copying") -> Migration:
+    return Migration(Move(id, "s", "live", "s-1", "s-2", KEYS, 1, frozenset({"g"})), "cloud", "edge", phase)
+
+
+def test_a_journal_keeps_migrations_in_the_order_of_their_orders_and_snapshots_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "journal.db"
+    journal = Journal(path)
+    for id in ("m1", "m10", "m2"):
+        journal.write(migration(id))
+    journal.write(migration("m10", "done"))
+    journal.save("router/s", b"first")
+    journal.save("router/s", b"second")
+    journal.close()
+    again = Journal(path)
+    assert [(m.move.id, m.phase) for m in again.migrations()] == [("m1", "copying"), ("m10", "done"), ("m2", "copying")]
+    assert again.migrations()[0] == migration("m1")
+    assert (again.load("router/s"), again.load("router/t")) == (b"second", None)
+    again.close()
+
+
+def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(NewerFormat, match="99"):
+        Journal(path)
+
+
+def test_what_is_no_journal_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"not a database at all, but longer than a header " * 100)
+    with pytest.raises(Corrupt, match=r"journal\.db"):
+        Journal(path)
+
+
+def test_a_damaged_entry_is_found(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    journal.write(migration("m1"))
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("UPDATE migrations SET blob = substr(blob, 1, length(blob) - 1) || x'00'")
+    with pytest.raises(Corrupt):
+        journal.migrations()
+    journal.close()
+
+
+def test_a_handle_tells_plainly_what_it_is(house: House) -> None:
+    handle = house.migrate()
+    assert repr(handle) == "<migration m1 of s: copying>"
+    assert msgspec.to_builtins(handle.ids) == ["m1"]
+    with pytest.raises(Refused):
+        house.migrate(protocol="teleport")

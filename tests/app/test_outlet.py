@@ -1,0 +1,253 @@
+"""The outlet: results leave in the order of their key, once, wherever the process dies between reading and committing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.app.waiting import until
+
+from whimbrel.core import wire
+from whimbrel.core.keys import Selection
+from whimbrel.core.record import Closed, Notice, Opened, Outgoing, Parked, Ready, Result
+from whimbrel.log.contract import Log
+from whimbrel.log.memory import MemoryLog
+from whimbrel.outlet.outlet import Outlet
+from whimbrel.outlet.sinks import JsonLinesSink, Mark, ParquetSink, Sink
+
+A = Selection(keys=frozenset({"a"}))
+READY = Ready("m1", "s-2", 0, 1)
+CLOSED = Closed("m1", "s-1", 0, 1, A, 1)
+OPENED = Opened("m1", "s-2", 0, 1)
+PARKED = Parked("s-1", "b", 7, "gateway", "ValueError: no", "{}")
+
+
+def results(key: str, epoch: int, *seqs: int) -> list[Result]:
+    return [Result(key, epoch, seq, 0, 0, 0, {"key": key, "n": seq}) for seq in seqs]
+
+
+def said(*groups: tuple[list[Result], list[Notice]]) -> bytes:
+    """An outbox entry: what each group of one micro-batch said."""
+    return wire.pack([Outgoing(*group) for group in groups])
+
+
+class Died(Exception):
+    """The process dies here."""
+
+
+class Office:
+    """All that outlives an outlet: outboxes, journal and the sink's file. And a hand that kills at a chosen deed."""
+
+    def __init__(self, folder: Path, outboxes: Mapping[str, list[bytes]], kill_at: int | None = None) -> None:
+        self.path = folder / "results.jsonl"
+        self.outboxes: dict[str, Log] = {name: MemoryLog() for name in outboxes}
+        for name, blobs in outboxes.items():
+            self.write(name, *blobs)
+        self.saved: bytes | None = None
+        self.heard: list[Notice] = []
+        self.places: dict[tuple[str, int], Notice] = {}
+        self.deeds = 0
+        self.kill_at = kill_at
+
+    def write(self, outbox: str, *blobs: bytes) -> None:
+        for blob in blobs:
+            self.outboxes[outbox].append(blob, count=1, writer=outbox, counter=self.outboxes[outbox].tail())
+
+    def deed(self) -> None:
+        self.deeds += 1
+        if self.deeds - 1 == self.kill_at:
+            raise Died
+
+    def hear(self, notice: Notice, outbox: str, place: int) -> None:
+        self.deed()
+        self.heard.append(notice)
+        assert self.places.setdefault((outbox, place), notice) == notice, "another notice at the same place"
+        self.deed()
+
+    def save(self, blob: bytes) -> None:
+        self.deed()
+        self.saved = blob
+        self.deed()
+
+    def open(self) -> Outlet:
+        outlet = Outlet("s", self.outboxes, [Watched(self.path, self.deed)], self.hear, self.save, lambda: 1)
+        outlet.recover(self.saved)
+        outlet.start()
+        return outlet
+
+    def run(self) -> Outlet:
+        """Let an outlet deliver all that is there; start another one when it dies."""
+        while True:
+            outlet = self.open()
+            until(lambda outlet=outlet: outlet.is_idle or outlet.error, "everything is delivered")  # type: ignore[misc]
+            outlet.stop()
+            if not outlet.error:
+                return outlet
+            assert isinstance(outlet.error, Died)
+
+    def lines(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for line in self.path.read_text().splitlines():
+            values = json.loads(line)
+            found.setdefault(values["key"], []).append(values["n"])
+        return found
+
+
+class Watched:
+    """A JSON lines file in which every call is a deed, before and after it is done, on the disk at once."""
+
+    patience = 0.0
+
+    def __init__(self, path: Path, deed: Callable[[], None]) -> None:
+        self.sink, self.deed = JsonLinesSink(path), deed
+
+    def open(self, mark: Mark | None) -> None:
+        self.sink.open(mark)
+
+    def write(self, results: list[Result], now_us: int) -> None:
+        self.deed()
+        self.sink.write(results, now_us)
+        self.sink.commit()
+        self.deed()
+
+    def commit(self) -> Mark:
+        return self.sink.commit()
+
+    def committed(self) -> None:
+        self.deed()
+
+    def close(self) -> None:
+        self.sink.close()
+
+
+MOVE = {
+    # The destination is ahead: its first results of epoch 1 are here before the source's last of epoch 0.
+    "s-2": [
+        said((results("c", 0, 1), [READY])),
+        said((results("a", 1, 5, 6), []), (results("c", 0, 2), [OPENED])),
+        said((results("a", 1, 7), [])),
+    ],
+    "s-1": [
+        said((results("a", 0, 1, 2) + results("b", 0, 1), [])),
+        said((results("a", 0, 3), [PARKED, PARKED]), (results("b", 0, 2), [])),
+        said((results("a", 0, 4), [CLOSED])),
+        said((results("b", 0, 3), [])),
+    ],
+}
+EXPECTED = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [1, 2, 3], "c": [1, 2]}
+NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED, CLOSED]
+
+
+def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path) -> None:
+    office = Office(tmp_path, MOVE)
+    outlet = office.run()
+    assert office.lines() == EXPECTED
+    assert sorted(map(str, office.heard)) == sorted(map(str, NOTICES))
+    assert outlet.delivered == 12
+    assert outlet.gate.refused == 0
+
+
+DEEDS = 20
+
+
+@pytest.mark.parametrize("kill_at", range(DEEDS))
+def test_wherever_the_process_dies_everything_leaves_once_and_every_notice_is_heard(
+    tmp_path: Path, kill_at: int
+) -> None:
+    office = Office(tmp_path, MOVE, kill_at)
+    office.run()
+    # Life goes on: what comes later stands behind what was there, also in a second run from the same journal.
+    office.write("s-2", said((results("a", 1, 8), [])))
+    outlet = office.run()
+    assert office.deeds > kill_at
+    assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
+    assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}
+    assert len(office.places) == len(NOTICES), "what is heard again comes with the same place"
+    assert outlet.delivered == 13
+
+
+def test_the_deeds_of_a_run_are_all_tried(tmp_path: Path) -> None:
+    """Guards the range above."""
+    office = Office(tmp_path, MOVE)
+    office.run()
+    office.write("s-2", said((results("a", 1, 8), [])))
+    office.run()
+    assert office.deeds == DEEDS
+
+
+def test_results_wait_for_the_epoch_before_as_long_as_it_takes_and_through_a_restart(tmp_path: Path) -> None:
+    office = Office(tmp_path, {**MOVE, "s-1": []})
+    outlet = office.run()
+    assert office.lines() == {"c": [1, 2]}
+    assert outlet.is_idle, "held results are safe with the gate: nothing is left to do"
+    office.write("s-1", *MOVE["s-1"][:2])
+    office.run()
+    assert office.lines() == {"c": [1, 2], "a": [1, 2, 3], "b": [1, 2]}
+    office.write("s-1", *MOVE["s-1"][2:])
+    office.run()
+    assert office.lines() == EXPECTED
+
+
+def test_a_zombie_is_refused_and_counted_also_after_a_restart(tmp_path: Path) -> None:
+    office = Office(tmp_path, MOVE)
+    office.run()
+    office.write("s-1", said((results("a", 0, 99), [])))
+    outlet = office.run()
+    assert office.lines() == EXPECTED
+    assert outlet.gate.refused == 1
+    assert office.open().gate.refused == 1
+
+
+def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
+    office = Office(tmp_path, {"s-1": [said((results("b", 0, 1), []))]})
+    outlet = office.open()
+    until(lambda: outlet.delivered == 1, "the first result")
+    office.outboxes["s-9"] = MemoryLog()
+    office.write("s-9", said((results("c", 0, 1), [])))
+    outlet.wake()
+    until(lambda: outlet.delivered == 2, "the new outbox's result")
+    outlet.stop()
+    assert office.lines() == {"b": [1], "c": [1]}
+
+
+def test_what_is_delivered_is_trimmed_and_not_before(tmp_path: Path) -> None:
+    office = Office(tmp_path, MOVE, kill_at=3)
+    outlet = office.open()
+    until(lambda: outlet.error, "the death")
+    assert [box.head() for box in office.outboxes.values()] == [0, 0], "nothing is committed yet"
+    office.run()
+    assert [box.head() == box.tail() for box in office.outboxes.values()] == [True, True]
+
+
+def test_a_sink_that_would_rather_wait_is_committed_at_the_end_all_the_same(tmp_path: Path) -> None:
+    """Parquet files are better large, so the outlet commits them seldom; stopping commits what is left."""
+    boxes = {"s-1": MemoryLog()}
+    saved: list[bytes] = []
+    sink: Sink = ParquetSink(tmp_path / "out")
+    outlet = Outlet("s", boxes, [sink], _never, saved.append, lambda: 1)
+    outlet.recover(None)
+    outlet.start()
+    boxes["s-1"].append(said((results("a", 0, 1), [])), count=1, writer="s", counter=0)
+    outlet.wake()
+    until(lambda: outlet.delivered == 1, "the result")
+    assert not outlet.is_idle, "delivered, but not committed"
+    outlet.stop()
+    assert outlet.is_idle
+    assert len(saved) == 1
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None:
+    office = Office(tmp_path, MOVE, kill_at=0)
+    outlet = office.open()
+    until(lambda: outlet.error, "the error")
+    assert isinstance(outlet.error, Died)
+    assert not outlet.is_idle
+    outlet.stop()
+
+
+def _never(notice: Notice, outbox: str, place: int) -> Any:
+    raise AssertionError(notice)

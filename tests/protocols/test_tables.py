@@ -1,0 +1,336 @@
+"""Every protocol's table, walked: what it has, what it has not, and what it says again after a restart."""
+
+from __future__ import annotations
+
+import copy
+from typing import get_args
+
+import msgspec
+import pytest
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Bug, UnknownEvent, UnknownName
+from whimbrel.core.keys import selection_of
+from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    Abandoned,
+    Command,
+    Copied,
+    CopyCheckpoint,
+    Event,
+    Failed,
+    Forget,
+    Line,
+    Migration,
+    Ordered,
+    Protocol,
+    Started,
+    StartInstance,
+    StopInstance,
+    Stopped,
+    stay,
+)
+from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+from whimbrel.core.router import Abort, Begin, Cutover
+
+MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
+EVENTS: dict[type, Event] = {
+    Ordered: Ordered(),
+    Abandoned: Abandoned("enough"),
+    Ready: Ready("m1", "b", 0, 1),
+    Closed: Closed("m1", "a", 0, 1, MOVE.selection, 1, 3, 40, 50),
+    Opened: Opened("m1", "b", 0, 1),
+    Aborted: Aborted("m1", "a", 0, 1),
+    Stopped: Stopped(),
+    Copied: Copied(7),
+    Started: Started("edge"),
+    Failed: Failed("no disk"),
+}
+
+
+def phases(protocol: Protocol) -> set[str]:
+    """Every phase a protocol has."""
+    return {phase for phase, _ in protocol.table}
+
+
+def migration(protocol: Protocol, phase: str = ORDERED) -> Migration:
+    """A migration in some phase, with a past."""
+    move = msgspec.structs.replace(MOVE, protocol=protocol.name, hold=protocol.hold)
+    story = [] if phase == ORDERED else [Line(ORDERED, "Ordered", 1), Line(phase, "Something", 2)]
+    return Migration(move, "cloud", "edge", phase, story=story)
+
+
+PAIRS = [
+    (protocol, phase, event)
+    for protocol in PROTOCOLS.values()
+    for phase in sorted(phases(protocol))
+    for event in EVENTS
+]
+MISSING = [(protocol, phase, event) for protocol, phase, event in PAIRS if (phase, event) not in protocol.table]
+PRESENT = [(protocol, phase, event) for protocol, phase, event in PAIRS if (phase, event) in protocol.table]
+
+
+def names(pairs: list[tuple[Protocol, str, type]]) -> list[str]:
+    return [f"{protocol.name}-{phase}-{event.__name__}" for protocol, phase, event in pairs]
+
+
+def test_the_walk_below_meets_every_event_there_is() -> None:
+    assert set(EVENTS) == set(get_args(Event))
+    assert MISSING
+    assert PRESENT
+
+
+@pytest.mark.parametrize(("protocol", "phase", "event"), MISSING, ids=names(MISSING))
+def test_an_event_that_the_table_does_not_have_raises_and_changes_nothing(
+    protocol: Protocol, phase: str, event: type
+) -> None:
+    subject = migration(protocol, phase)
+    before = copy.deepcopy(subject)
+    with pytest.raises(UnknownEvent) as raised:
+        machine.handle(protocol, subject, EVENTS[event], 5)
+    assert subject == before
+    assert isinstance(raised.value, Bug)
+    assert (raised.value.phase, raised.value.event) == (phase, event.__name__)
+    assert raised.value.story == [f"{line.phase}: {line.event}" for line in before.story]
+    assert all(line in str(raised.value) for line in raised.value.story)
+
+
+@pytest.mark.parametrize(("protocol", "phase", "event"), PRESENT, ids=names(PRESENT))
+def test_an_event_that_the_table_has_leads_to_a_phase_of_it_and_is_told(
+    protocol: Protocol, phase: str, event: type
+) -> None:
+    subject = migration(protocol, phase)
+    machine.handle(protocol, subject, EVENTS[event], 5)
+    assert subject.phase in phases(protocol)
+    assert (subject.story[-1].phase, subject.story[-1].at_us) == (phase, 5)
+    assert subject.story[-1].event.startswith(event.__name__)
+
+
+STAYING = [pair for pair in PRESENT if pair[0].table[pair[1], pair[2]] is stay]
+
+
+@pytest.mark.parametrize(("protocol", "phase", "event"), STAYING, ids=names(STAYING))
+def test_an_event_that_comes_late_changes_nothing_but_the_story(protocol: Protocol, phase: str, event: type) -> None:
+    subject = migration(protocol, phase)
+    before = copy.deepcopy(subject)
+    assert machine.handle(protocol, subject, EVENTS[event]) == []
+    subject.story = subject.story[:-1]
+    assert subject == before
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_no_way_leads_out_of_an_end(protocol: Protocol) -> None:
+    for end in (DONE, ABORTED):
+        for event in EVENTS:
+            if (end, event) in protocol.table:
+                subject = migration(protocol, end)
+                machine.handle(protocol, subject, EVENTS[event])
+                assert subject.phase == end
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_every_phase_can_be_reached_and_left(protocol: Protocol) -> None:
+    reached, frontier = {ORDERED}, [ORDERED]
+    while frontier:
+        phase = frontier.pop()
+        for event in EVENTS:
+            if (phase, event) not in protocol.table:
+                continue
+            for variant in variants(event):
+                subject = migration(protocol, phase)
+                if phase not in (ORDERED, DONE, ABORTED):  # the other side has said its part
+                    subject.heard = {"Closed a": machine.Heard(1, {0}), "Opened b": machine.Heard(1, {0})}
+                machine.handle(protocol, subject, variant)
+                if subject.phase not in reached:
+                    reached.add(subject.phase)
+                    frontier.append(subject.phase)
+    assert reached == phases(protocol)
+    assert {DONE, ABORTED} <= reached
+
+
+def variants(event: type) -> list[Event]:
+    """An event as it may come from either end."""
+    return [Started("edge"), Started("cloud")] if event is Started else [EVENTS[event]]
+
+
+def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
+    with pytest.raises(UnknownName, match="unknown protocol 'teleport'; there is: live, pause, restart"):
+        protocol_named("teleport")
+
+
+# ── A hand-over: live and pause ──────────────────────────────────────────────────────────────────────────────────────
+
+HANDOVERS = pytest.mark.parametrize(
+    ("name", "preparing", "committing", "undoing"),
+    [("live", "copying", "cutting", "aborting"), ("pause", "holding", "releasing", "resuming")],
+)
+
+
+class Told:
+    """A migration that is told events, and remembers what it answered."""
+
+    def __init__(self, name: str) -> None:
+        self.protocol = PROTOCOLS[name]
+        self.migration = migration(self.protocol)
+        self.move = self.migration.move
+
+    def __call__(self, event: Event) -> tuple[str, list[Command]]:
+        commands = machine.handle(self.protocol, self.migration, event)
+        return self.migration.phase, commands
+
+    @property
+    def resume(self) -> list[Command]:
+        """What would be said again, by somebody who knows nothing but the journal."""
+        return machine.resume(self.protocol, wire.unpack(wire.pack(self.migration), Migration))
+
+
+def notice(kind: type, instance: str, part: int = 0, parts: int = 1) -> Event:
+    if kind is Closed:
+        return Closed("m1", instance, part, parts, MOVE.selection, 1, 3, 40, 50)
+    made: Event = kind("m1", instance, part, parts)
+    return made
+
+
+@HANDOVERS
+def test_the_happy_path_of_a_hand_over(name: str, preparing: str, committing: str, undoing: str) -> None:
+    tell = Told(name)
+    assert tell.resume == [], "nothing was said yet"
+    assert tell(Ordered()) == (preparing, [Begin(tell.move)])
+    assert tell.resume == [Begin(tell.move)]
+    assert tell(notice(Ready, "b", 0, 2)) == (preparing, [])
+    assert tell(notice(Ready, "b", 1, 2)) == (committing, [Cutover(tell.move)])
+    assert tell.resume == [Cutover(tell.move)]
+    assert tell(notice(Closed, "a", 0, 3)) == (committing, [])
+    assert tell(notice(Opened, "b", 0, 2)) == (committing, [])
+    assert tell(notice(Closed, "a", 2, 3)) == (committing, [])
+    assert tell(notice(Opened, "b", 1, 2)) == (committing, [])
+    assert not tell.migration.is_over
+    assert tell(notice(Closed, "a", 1, 3)) == (DONE, [])
+    assert tell.resume == []
+    assert (tell.migration.is_over, tell.migration.reason) == (True, None)
+    assert (tell.migration.keys, tell.migration.state_bytes, tell.migration.sent_bytes) == (9, 120, 150)
+
+
+@HANDOVERS
+def test_a_notice_that_is_repeated_counts_once(name: str, preparing: str, committing: str, undoing: str) -> None:
+    tell = Told(name)
+    tell(Ordered())
+    for _ in range(3):
+        assert tell(notice(Ready, "b", 0, 2)) == (preparing, [])
+    assert tell(notice(Ready, "b", 1, 2)) == (committing, [Cutover(tell.move)])
+    assert tell(notice(Ready, "b", 1, 2)) == (committing, [])
+    for _ in range(3):
+        assert tell(notice(Opened, "b")) == (committing, [])
+        assert tell(notice(Closed, "a", 0, 2)) == (committing, [])
+    assert tell(notice(Closed, "a", 1, 2)) == (DONE, [])
+    assert tell(notice(Closed, "a", 1, 2)) == (DONE, [])
+    assert tell.migration.keys == 6
+
+
+@HANDOVERS
+def test_an_abort_before_the_cutover(name: str, preparing: str, committing: str, undoing: str) -> None:
+    tell = Told(name)
+    tell(Ordered())
+    tell(notice(Ready, "b", 0, 2))
+    assert tell(Abandoned("too slow")) == (undoing, [Abort(tell.move)])
+    assert tell.resume == [Abort(tell.move)]
+    assert tell(notice(Ready, "b", 1, 2)) == (undoing, []), "too late"
+    assert tell(notice(Aborted, "a", 0, 2)) == (undoing, [])
+    assert tell(notice(Aborted, "a", 1, 2)) == (ABORTED, [])
+    assert tell.resume == []
+    assert tell(notice(Aborted, "b")) == (ABORTED, [Forget(tell.move)])
+    assert tell.resume == [Forget(tell.move)]
+    assert tell.migration.reason == "too slow"
+
+
+@HANDOVERS
+def test_the_destination_may_be_out_first(name: str, preparing: str, committing: str, undoing: str) -> None:
+    """Seeds live/1 and pause/45: FORGET before the source is out would let its last parcels in again."""
+    tell = Told(name)
+    tell(Ordered())
+    tell(Abandoned("too slow"))
+    assert tell(notice(Aborted, "b")) == (undoing, [])
+    assert tell(notice(Aborted, "b")) == (undoing, [])
+    assert tell(notice(Aborted, "a")) == (ABORTED, [Forget(tell.move)])
+
+
+@HANDOVERS
+def test_there_is_no_return_after_the_cutover(name: str, preparing: str, committing: str, undoing: str) -> None:
+    tell = Told(name)
+    tell(Ordered())
+    tell(notice(Ready, "b"))
+    assert tell(Abandoned("changed my mind")) == (committing, [])
+    assert tell.migration.reason is None
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_what_has_not_begun_is_abandoned_without_a_word(name: str) -> None:
+    tell = Told(name)
+    assert tell(Abandoned("never mind")) == (ABORTED, [])
+    assert tell.resume == []
+    assert tell.migration.reason == "never mind"
+
+
+# ── restart ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+STOP, COPY = StopInstance("a"), CopyCheckpoint("a", "edge")
+THERE, HERE = StartInstance("a", "edge"), StartInstance("a", "cloud")
+
+
+def test_the_happy_path_of_a_restart() -> None:
+    tell = Told("restart")
+    assert tell(Ordered()) == ("stopping", [STOP])
+    assert tell.resume == [STOP]
+    assert tell(Stopped()) == ("copying", [COPY])
+    assert tell.resume == [COPY]
+    assert tell(Copied(7)) == ("starting", [THERE])
+    assert tell.resume == [THERE]
+    assert tell(Started("cloud")) == ("starting", []), "not there"
+    assert tell(Started("edge")) == (DONE, [])
+    assert tell.resume == []
+    assert tell.migration.sent_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("past", "event", "reason"),
+    [
+        ([Ordered()], Abandoned("enough"), "enough"),
+        ([Ordered(), Stopped()], Abandoned("enough"), "enough"),
+        ([Ordered(), Stopped()], Failed("no disk"), "no disk"),
+        ([Ordered(), Stopped(), Copied(7)], Failed("no master"), "no master"),
+    ],
+)
+def test_a_restart_that_fails_goes_back_to_where_it_was(past: list[Event], event: Event, reason: str) -> None:
+    tell = Told("restart")
+    for earlier in past:
+        tell(earlier)
+    assert tell(event) == ("returning", [HERE])
+    assert tell.resume == [HERE]
+    assert tell(Stopped()) == ("returning", []), "an answer that was under way"
+    assert tell(Started("edge")) == ("returning", []), "not here"
+    assert tell(Started("cloud")) == (ABORTED, [])
+    assert (tell.migration.reason, tell.resume) == (reason, [])
+
+
+def test_there_is_no_return_once_the_start_is_ordered() -> None:
+    tell = Told("restart")
+    for event in (Ordered(), Stopped(), Copied(7)):
+        tell(event)
+    assert tell(Abandoned("enough")) == ("starting", [])
+    assert tell(Started("edge")) == (DONE, [])
+
+
+def test_answers_that_are_repeated_do_no_harm() -> None:
+    tell = Told("restart")
+    tell(Ordered())
+    assert tell(Ordered()) == ("stopping", [])
+    tell(Stopped())
+    assert tell(Stopped()) == ("copying", [])
+    tell(Copied(7))
+    assert tell(Copied(7)) == ("starting", [])
+    tell(Started("edge"))
+    for event in (Started("edge"), Copied(7), Stopped(), Ordered(), Abandoned("late")):
+        assert tell(event) == (DONE, [])

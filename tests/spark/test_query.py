@@ -1,0 +1,201 @@
+"""An instance inside Spark says what a plain core instance says, whatever happens to the query."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+from tests.spark.rig import Rig, by_key, stream
+
+from whimbrel.core.errors import Refused
+from whimbrel.core.keys import Selection
+from whimbrel.core.record import Closed, Move, Opened, Parked, Ready
+from whimbrel.core.router import Begin, Cutover
+
+pytestmark = pytest.mark.spark
+Rigs = Callable[..., Rig]
+
+
+@pytest.mark.parametrize(("groups", "partitions"), [(1, 1), (5, 2)])
+def test_results_are_those_of_a_sequential_run(rig: Rigs, groups: int, partitions: int) -> None:
+    one = rig(groups=groups, partitions=partitions, max_records=150)
+    for n in range(4):
+        one.feed(stream(100, 37, 100 * n))
+    one.start()
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+    assert len(one.results()) == 400
+    assert one.outboxes["a"].tail() >= 3, "the batches were limited"
+    assert one.queries["a"].batch_ms > 0
+
+
+def test_a_restarted_query_goes_on_where_it_was(rig: Rigs) -> None:
+    one = rig(max_records=60)
+    one.feed(stream(50, 20))
+    one.start()
+    one.settle()
+    one.feed(stream(50, 20, 50))
+    one.feed(stream(50, 20, 100))
+    one.queries["a"].stop()
+    assert not one.queries["a"].is_active
+    assert one.queries["a"].exception is None
+    one.start()
+    one.feed(stream(50, 20, 150))
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+    assert len(one.results()) == 200
+
+
+def test_a_query_that_was_interrupted_repeats_its_batch_without_a_trace(rig: Rigs) -> None:
+    one = rig(max_records=40)
+    one.start()
+    for n in range(6):
+        one.feed(stream(40, 20, 40 * n))
+    one.until(lambda: one.outboxes["a"].tail() >= 1)
+    query = one.queries["a"]._query
+    assert query is not None
+    query.stop()
+    one.start()
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+    assert len(one.results()) == 240
+
+
+def test_workers_that_die_are_replaced_from_the_state_store(rig: Rigs) -> None:
+    one = rig(groups=3)
+    one.feed(stream(80, 20))
+    one.start()
+    one.settle()
+    workers = python_workers()
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    one.feed(stream(80, 20, 80))
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+
+
+def python_workers() -> list[int]:
+    """The processes forked from a Spark daemon of this process's JVM."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    parents = {int(pid): int(parent) for pid, parent, _ in rows}
+    daemons = {int(pid) for pid, _, args in rows if "whimbrel.spark.daemon" in args}
+
+    def ancestors(pid: int) -> list[int]:
+        return [pid, *ancestors(parents[pid])] if pid in parents else [pid]
+
+    return [pid for pid in daemons if parents[pid] in daemons and os.getpid() in ancestors(pid)]
+
+
+def test_deltas_are_compacted(rig: Rigs) -> None:
+    one = rig(groups=1, partitions=1, max_records=10)
+    # About 300 KB of state a batch: more than a base may be outgrown by.
+    for n in range(9):
+        one.feed((key, (value, word * 5_000)) for key, (value, word) in stream(10, 10, 10 * n))
+    one.start()
+    one.settle()
+    one.queries["a"].stop()
+    assert stored_deltas(one) < 9
+    one.start()
+    one.feed(stream(10, 10, 90))
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+
+
+def stored_deltas(one: Rig) -> int:
+    """How many deltas, base included, lie in the state store of a stopped instance."""
+    reader = one.spark.read.format("statestore").option("stateVarName", "deltas")
+    return reader.load(str(one.folder / "checkpoint-a")).count()
+
+
+def test_another_number_of_groups_is_refused(rig: Rigs) -> None:
+    one = rig(groups=2)
+    one.feed(stream(10, 5))
+    one.start()
+    one.settle()
+    one.queries["a"].stop()
+    one.feed(stream(10, 5))
+    one.start(groups=3)
+    query = one.queries.pop("a")
+    one.until(lambda: not query.is_active)
+    assert "made with 2 groups, not 3" in str(query.exception)
+
+
+def test_nulls_are_none_and_integers_stay_integers(rig: Rigs) -> None:
+    schema = pa.schema([("value", pa.int64()), ("word", pa.string())])
+    one = rig(schema=schema, groups=1, partitions=1)
+    one.feed([("k", (2**60 + 1, None)), ("k", (None, "x"))])
+    one.start()
+    one.settle()
+    values = [result.values["value"] for result in one.results()]
+    assert values == [2**60 + 1, None]
+    assert type(values[0]) is int
+
+
+def test_an_operator_that_raises_parks_the_record(rig: Rigs) -> None:
+    one = rig(groups=1, partitions=1)
+    one.feed([("k", (1, "good")), ("k", (2, "bad")), ("k", (3, "good"))])
+    one.start()
+    one.settle()
+    assert [result.values["total"] for result in one.results()] == [1, 4]
+    (parked,) = one.notices()
+    assert isinstance(parked, Parked)
+    assert (parked.key, parked.seq, parked.error) == ("k", 1, "ValueError: a bad word")
+
+
+# ── prepare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_prepare_may_filter_add_and_multiply(rig: Rigs) -> None:
+    def prepare(df):  # type: ignore[no-untyped-def]
+        twice = df.where("value % 2 = 0").withColumn("value", F.explode(F.array("value", F.col("value") + 1)))
+        return twice.withColumn("word", F.upper("word")).withColumn("extra", F.lit(7))
+
+    one = rig(prepare=prepare)
+    one.feed(stream(60, 10))
+    one.start()
+    one.settle()
+    sent, one.sent = one.sent, []
+    for record in sent:
+        value, word = record.body
+        if value % 2 == 0:
+            one.sent += [record._replace(offset=record.seq, body=(v, word.upper())) for v in (value, value + 1)]
+    assert by_key(one.results()) == one.expected()
+
+
+def test_a_prepare_that_loses_our_columns_is_refused(rig: Rigs) -> None:
+    one = rig(prepare=lambda df: df.select("value", "word", "_key"))
+    with pytest.raises(Refused, match=r"prepare of stage stage lost the columns _kind, _bin, .*df\.withColumn"):
+        one.start()
+    one.queries.clear()
+
+
+# ── A move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prepare", [None, lambda df: df.where("value is not null")])
+def test_a_live_move_loses_and_doubles_nothing(rig: Rigs, prepare: object) -> None:
+    two = rig(instances=("a", "b"), groups=2, partitions=1, prepare=prepare)
+    keys = frozenset(f"k{n}" for n in range(0, 30, 2))
+    move = Move("m1", "stage", "live", "a", "b", Selection(keys=keys), 1, frozenset({"router"}))
+    two.feed(stream(100, 30))
+    two.start()
+    two.order(Begin(move))
+    two.feed(stream(100, 30, 100))
+    two.until(lambda: [type(notice) for notice in two.notices("b")] == [Ready, Ready])
+    two.feed(stream(100, 30, 200))
+    two.order(Cutover(move))
+    two.feed(stream(100, 30, 300))
+    two.settle()
+    two.until(lambda: [type(notice) for notice in two.notices("b")].count(Opened) == 2)
+    assert [type(notice) for notice in two.notices("a")] == [Closed, Closed]
+    assert {result.key for result in two.results("b")} == keys
+    released = two.released()
+    assert by_key(released) == two.expected()
+    assert len({(r.key, r.epoch, r.seq, r.n) for r in released}) == len(released) == 400

@@ -1,0 +1,99 @@
+"""What a worker loads before a batch: nothing, a little, or everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from whimbrel.core.errors import Refused
+from whimbrel.spark import stored
+from whimbrel.spark.stored import StoredPart
+
+
+class Values(dict[Any, Any]):
+    """A value state or a map state in memory."""
+
+    def get(self, *key: Any) -> Any:
+        return super().get(key and key[0])
+
+    getValue = get
+
+    def update(self, value: Any) -> None:  # type: ignore[override]
+        self[()] = value
+
+    def updateValue(self, key: Any, value: Any) -> None:
+        self[key] = value
+
+
+class Handle:
+    """Hands out the same states again and again, as the state store of one group does."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, Values] = {}
+
+    def getValueState(self, name: str, schema: Any) -> Values:
+        return self.states.setdefault(name, Values())
+
+    def getMapState(self, name: str, key: Any, value: Any) -> Values:
+        return self.states.setdefault(name, Values())
+
+
+@pytest.fixture
+def part() -> StoredPart:
+    return StoredPart(Handle())  # type: ignore[arg-type]
+
+
+def append(part: StoredPart, *deltas: bytes) -> list[int]:
+    return [part.append(part.open(2), delta) for delta in deltas]
+
+
+def test_a_worker_that_wrote_the_last_delta_lacks_nothing(part: StoredPart) -> None:
+    *_, last = append(part, b"one", b"two")
+    assert part.missing(part.open(2), last) == ([], True)
+
+
+def test_a_worker_that_was_away_lacks_what_others_wrote(part: StoredPart) -> None:
+    first, *_ = append(part, b"one", b"two", b"three")
+    assert part.missing(part.open(2), first) == ([b"two", b"three"], True)
+
+
+@pytest.mark.parametrize("nonce", [0, 12345])
+def test_a_worker_with_nothing_or_with_what_was_never_committed_loads_everything(part: StoredPart, nonce: int) -> None:
+    append(part, b"one", b"two")
+    assert part.missing(part.open(2), nonce) == ([b"one", b"two"], False)
+
+
+def test_what_another_query_left_in_a_worker_is_not_taken_for_an_empty_store(part: StoredPart) -> None:
+    assert part.missing(part.open(2), 12345) == ([], False)
+
+
+def test_a_base_is_not_loaded_on_top_of_anything(part: StoredPart) -> None:
+    first, last = append(part, b"one", b"two")
+    base = part.compact(part.open(2), b"base")
+    (after,) = append(part, b"three")
+    assert part.missing(part.open(2), last) == part.missing(part.open(2), first) == ([b"base", b"three"], False)
+    assert part.missing(part.open(2), base) == ([b"three"], True)
+    assert part.missing(part.open(2), after) == ([], True)
+
+
+def test_a_worker_that_was_away_too_long_loads_everything(part: StoredPart) -> None:
+    first, *_ = append(part, *[b"delta"] * (stored.REMEMBERED + 1))
+    assert len(part.missing(part.open(2), first).deltas) == stored.REMEMBERED + 1
+
+
+def test_deltas_outgrow_their_base_by_size_or_by_number(part: StoredPart) -> None:
+    small, large = b"x", b"x" * (stored.GROWTH * stored.FLOOR)
+    append(part, small)
+    assert not part.outgrown(part.open(2), small)
+    assert part.outgrown(part.open(2), large)
+    append(part, *[small] * (stored.MOST - 1))
+    assert part.outgrown(part.open(2), small)
+    part.compact(part.open(2), large)
+    assert not part.outgrown(part.open(2), large)
+
+
+def test_the_number_of_groups_is_fixed(part: StoredPart) -> None:
+    append(part, b"one")
+    with pytest.raises(Refused, match="made with 2 groups, not 3"):
+        part.open(3)
