@@ -30,11 +30,11 @@ class Average(wb.Operator):
     class State(wb.State):
         """The last ten values."""
 
-        values: list[float] = []
+        values: tuple[float, ...] = ()
 
     def process(self, key: str, event: Any, state: Any, emit: Any) -> None:
         """One value."""
-        state.values = [*state.values, event.value][-10:]
+        state.values = (*state.values, event.value)[-10:]
         emit(sensor=key, average=round(sum(state.values) / len(state.values), 3))
 
 
@@ -90,7 +90,9 @@ def main(out: Path) -> bool:
         print(f"  {line}")
     same = undisturbed == moved
     total = sum(map(len, moved.values()))
-    print(f"{total:,} averages of {len(moved)} sensors; with and without the move: {'identical' if same else 'DIFFERENT'}")
+    print(
+        f"{total:,} averages of {len(moved)} sensors; with and without the move: {'identical' if same else 'DIFFERENT'}"
+    )
     return same and move.outcome == "done"
 
 

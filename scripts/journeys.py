@@ -55,11 +55,11 @@ class Average(operator.Operator):
     class State(operator.State):
         """What is known of one sensor."""
 
-        values: list[float] = []
+        values: tuple[float, ...] = ()
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
         """One value."""
-        state.values = [*state.values, event.value][-10:]
+        state.values = (*state.values, event.value)[-10:]
         emit(sensor=key, average=sum(state.values) / len(state.values))
 
 
@@ -130,7 +130,7 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
     outbox.append(join_outgoing(packed), count=len(out.results), writer="average-1@7c1e", counter=0)
     averages = folder / "averages.csv"
     outlet = Outlet(
-        "average", {"average-1": outbox}, [CsvSink(averages)], lambda notice: None, lambda blob: None, clock.__next__
+        "average", {"average-1": outbox}, [CsvSink(averages)], lambda *notice: None, lambda blob: None, clock.__next__
     )
     outlet.recover(None)
     outlet.start()
@@ -154,7 +154,7 @@ class Place:
         self.name = name
         self.inbox, self.outbox = MemoryLog(), MemoryLog()
         self.instance = Instance(name, Average(), Event)
-        self.at = {lane: 0 for lane in Lane}
+        self.at = dict.fromkeys(Lane, 0)
         self.batch = count()
 
     def run(self, inbox_of: Callable[[str], Log]) -> list[str]:

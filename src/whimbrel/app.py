@@ -62,12 +62,17 @@ class App:
         self.pipeline, self.data, self.keep, self.trigger = pipeline, data, keep, trigger
         self._max_backlog, self._temporary = max_backlog, temporary
         self._logs: dict[str, EmbeddedLog] = {}
-        self._lock = _locked(data)
-        self.journal = Journal(data / "journal.db")
-        self._check_directory()
-        self.dead = DeadLetters(self.log("dead-letters"))
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
+        intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
+        self._lock = _locked(data)
+        try:
+            self.journal = Journal(data / "journal.db")
+            self._check_directory()
+        except BaseException:
+            self._lock.close()
+            raise
+        self.dead = DeadLetters(self.log("dead-letters"))
         self.spark = spark if spark is not None else session(pipeline.name)
         self._owns_spark = spark is None
         self.sites = {name: Site(name, data / "sites" / name, self._make_query) for name in sites}
@@ -75,9 +80,8 @@ class App:
         self.stages: dict[str, StageRuntime] = {}
         sinks = pipeline.make_sinks()
         for number, stage in reversed(list(enumerate(pipeline.stages))):
-            inlet = intake if number == 0 else Intake(stage.schema, stage.key)
             last = number == len(pipeline.stages) - 1
-            runtime = StageRuntime(self, stage, inlet, sinks, watch if last else _unseen)
+            runtime = StageRuntime(self, stage, intakes[number], sinks, watch if last else _unseen)
             sinks = [StageSink(runtime.ingest)]
             self.stages[stage.name] = runtime
             self.orchestrator.stages[stage.name] = runtime.control
@@ -268,7 +272,8 @@ class App:
             for runtime in self.stages.values()
             for migration in list(runtime.coordinator.migrations.values())
         )
-        return not moving and all(runtime.is_drained for runtime in self.stages.values())
+        # In the order of a record's way: what a stage hands on, the next one, asked later, has got.
+        return not moving and all(self.stages[stage.name].is_drained for stage in self.pipeline.stages)
 
     def _raise_errors(self) -> None:
         errors = [self.feed.error, self.orchestrator.error, *(r.outlet.error for r in self.stages.values())]
@@ -305,17 +310,24 @@ def run(
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
         raise Refused("sites need names of their own, and at least one is needed")
-    return App(
-        pipeline,
-        sites,
-        Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data),
-        temporary=data is None,
-        keep=keep,
-        trigger=trigger,
-        max_backlog=max_backlog,
-        watch=watch,
-        spark=spark,
-    ).start()
+    folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
+    try:
+        app = App(
+            pipeline,
+            sites,
+            folder,
+            temporary=data is None,
+            keep=keep,
+            trigger=trigger,
+            max_backlog=max_backlog,
+            watch=watch,
+            spark=spark,
+        )
+    except BaseException:
+        if data is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return app.start()
 
 
 def _locked(data: Path) -> IO[str]:

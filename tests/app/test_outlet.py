@@ -1,4 +1,4 @@
-"""The outlet: results leave in the order of their key, once, wherever the process dies between reading and committing."""
+"""The outlet: results leave in the order of their key, once, wherever the process dies."""
 
 from __future__ import annotations
 

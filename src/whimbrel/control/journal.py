@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from whimbrel.core import wire
-from whimbrel.core.errors import NewerFormat, Unavailable
+from whimbrel.core.errors import Corrupt, NewerFormat, Unavailable
 from whimbrel.core.protocols.machine import Migration
 
 FORMAT = 1
@@ -24,6 +24,17 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        try:
+            self._prepare(path)
+        except BaseException as error:
+            self._db.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise Unavailable(f"{path} cannot be opened: {error}") from error
+            if isinstance(error, sqlite3.Error):
+                raise Corrupt(f"{path} is no journal: {error}") from error
+            raise
+
+    def _prepare(self, path: Path) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found > FORMAT:
             raise NewerFormat(f"{path} has format {found}, this version reads up to {FORMAT}")

@@ -104,7 +104,11 @@ class Orchestrator:
             planned = control.coordinator.plan(selection, destination, site, protocol, f"m{number}", **limits)
             for migration in planned:
                 commands = control.coordinator.start(migration, self._clock_us())
-                self.journal.write(migration)
+                try:
+                    self.journal.write(migration)
+                except Unavailable:  # what is not journalled has not happened
+                    del control.coordinator.migrations[migration.move.id]
+                    raise
                 self._deadlines[stage, migration.move.id] = time.monotonic() + deadline
                 self._queue(migration, commands)
             return [migration.move.id for migration in planned]

@@ -1,19 +1,26 @@
-"""The process that Spark's Python workers are forked from, with everything they will need imported before.
+"""The process that Spark's Python workers are forked from. Spark starts it in place of `pyspark.daemon`.
 
-Spark starts this module instead of `pyspark.daemon` (setting `spark.python.daemon.module`). Without it each new worker
-imports pyarrow, pyspark's worker and Whimbrel for itself, about a second in which a batch stands still.
+It is that daemon (setting `spark.python.daemon.module`), with three things changed for the workers:
 
-It also spares workers most of their garbage collection. Spark has them look at every object they hold after every task:
-that is all of pandas (50 ms) and all held instances, each time, for garbage that hardly ever is.
-
-Only imports that start no thread are allowed here: a thread does not survive the fork, the locks it held do.
+- What they need is imported before they are forked. Otherwise each new worker imports pyarrow, pyspark and Whimbrel for
+  itself, about a second in which a batch stands still. Only imports that start no thread are allowed here: a thread
+  does not survive the fork, the locks it held do.
+- They collect less garbage. Spark has a worker look at every object it holds after every task: that is all of pandas
+  (50 ms) and all held instances, each time, for garbage that hardly ever is.
+- They acknowledge at once what Spark sends. Spark sends a task in several small pieces and its kernel holds each back
+  until the one before is acknowledged (Nagle), which the worker's kernel puts off for 40 ms: in each task of a source.
+  Unix sockets (`spark.python.unix.domain.socket.enabled`) would help as well, but Spark remembers the name of each such
+  socket until the JVM ends, and makes several for each batch.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import os
+import socket
 import types
+from typing import Any, BinaryIO
 
 # Some libraries start threads when they are imported, unless told otherwise.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,14 +38,49 @@ import whimbrel.spark.processor
 import whimbrel.spark.source  # noqa: F401
 
 
+def main() -> None:
+    """Be the daemon."""
+    gc.collect()
+    gc.freeze()
+    vars(pyspark.daemon)["gc"] = types.SimpleNamespace(collect=collect_young)
+    if hasattr(socket, "TCP_QUICKACK"):
+        vars(pyspark.worker)["main"] = _acknowledging(pyspark.worker.main)
+    pyspark.daemon.manager()
+
+
 def collect_young() -> int:
     """What a worker collects after a task; what survives is left to Python, which comes to it as it grows."""
     return gc.collect(1)
 
 
+def _acknowledging(work: Any) -> Any:
+    def main(infile: io.BufferedReader, outfile: BinaryIO) -> None:
+        with socket.socket(fileno=os.dup(infile.fileno())) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                work(io.BufferedReader(_Acknowledged(infile, connection), 1 << 16), outfile)
+            else:
+                work(infile, outfile)
+
+    return main
+
+
+class _Acknowledged(io.RawIOBase):
+    """Reads from a file that is a socket, and has the kernel acknowledge what was read. The wish does not last."""
+
+    def __init__(self, infile: io.BufferedReader, connection: socket.socket) -> None:
+        self._infile, self._connection = infile, connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._infile.readinto1(buffer)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return read
+
+    def fileno(self) -> int:
+        return self._infile.fileno()
+
+
 if __name__ == "__main__":
-    gc.collect()
-    gc.freeze()
-    # Its own `gc`, in which `collect` means less.
-    vars(pyspark.daemon)["gc"] = types.SimpleNamespace(collect=collect_young)
-    pyspark.daemon.manager()
+    main()

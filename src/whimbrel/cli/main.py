@@ -1,0 +1,49 @@
+"""The command line: one file a command, all of them registered here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from whimbrel.bench.report import installed
+from whimbrel.cli.demo import demo
+from whimbrel.cli.sim import sim
+from whimbrel.core.errors import WhimbrelError
+
+app = typer.Typer(
+    name="whimbrel",
+    help="Move the state of a running PySpark stream between sites, key by key, without stopping it.",
+    epilog="Begin with: whimbrel demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(sim)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"whimbrel {installed('whimbrel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Whimbrel."""
+
+
+def main() -> None:
+    """The entry point: an error on purpose is one line, an interrupt is quiet."""
+    try:
+        app()
+    except WhimbrelError as error:
+        sys.exit(f"whimbrel: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,77 @@
+"""A site takes over the checkpoint of an instance that was stopped elsewhere: whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whimbrel.core.errors import Unavailable, UnknownName
+from whimbrel.site.site import Site
+
+
+def never(instance: str, checkpoint: Path) -> Any:
+    raise AssertionError("no query is started here")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Site:
+    site = Site("cloud", tmp_path / "cloud", never)
+    for name, text in {
+        "offsets/0": "first",
+        "state/0/1.delta": "delta",
+        "commits/.0.tmp": "half",
+        "a.tmp": "half",
+    }.items():
+        path = site.checkpoint("s-1") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return site
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Site:
+    return Site("edge", tmp_path / "edge", never)
+
+
+def files(site: Site) -> dict[str, str]:
+    folder = site.folder
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+WHOLE = {"s-1/offsets/0": "first", "s-1/state/0/1.delta": "delta"}
+
+
+def test_a_checkpoint_is_copied_whole_without_what_was_being_written(cloud: Site, edge: Site) -> None:
+    assert edge.take("s-1", cloud) == len("first") + len("delta")
+    assert files(edge) == WHOLE
+    assert len(files(cloud)) == 4, "the origin keeps its own: the move may still come back"
+
+
+def test_a_copy_is_repeated_over_whatever_an_earlier_try_left(cloud: Site, edge: Site) -> None:
+    for leftover in ("s-1/offsets/7", "s-1.partial/offsets/0"):
+        path = edge.folder / leftover
+        path.parent.mkdir(parents=True)
+        path.write_text("stale")
+    for _ in range(2):
+        edge.take("s-1", cloud)
+        assert files(edge) == WHOLE
+
+
+def test_a_copy_that_fails_leaves_nothing_that_looks_like_a_checkpoint(cloud: Site, edge: Site) -> None:
+    with pytest.raises(Unavailable, match="s-9 cannot be copied to edge"):
+        edge.take("s-9", cloud)
+    assert not edge.checkpoint("s-9").exists()
+
+
+def test_a_checkpoint_that_is_history_is_discarded(cloud: Site) -> None:
+    cloud.discard("s-1")
+    cloud.discard("s-1")
+    assert files(cloud) == {}
+
+
+def test_an_instance_that_does_not_run_here(cloud: Site) -> None:
+    cloud.stop("s-1")
+    with pytest.raises(UnknownName, match="unknown instance 's-1'"):
+        cloud.query("s-1")

@@ -1,0 +1,65 @@
+"""The process that test_kill.py kills: runs a pipeline from a data directory, and says what it does, line by line.
+
+    python job.py DATA OUT ROWS [PROTOCOL SITE]
+
+Goes on where the directory stands. Waits until the migrations it has found there are over, then orders a move of
+everything to SITE, if one is given, while records come in. Each phase is told right after it has been journalled, before
+its commands are carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.app.waiting import until
+from tests.spark_app.jobs import SCHEMA, Chain, rows
+
+import whimbrel as wb
+from whimbrel.control.journal import Journal
+from whimbrel.core.protocols.machine import Migration
+
+RATE = 400
+BALLAST = 40_000
+BUDGET = 50_000
+"""A part ships its keys in several batches, so that there is something to kill."""
+
+
+def say(*words: object) -> None:
+    """One line, unbuffered: said is written."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class TellingJournal(Journal):
+    """Says each phase of each migration as soon as it is safe."""
+
+    def write(self, migration: Migration) -> None:
+        super().write(migration)
+        say("phase", migration.move.id, migration.phase)
+
+
+def job(out: Path, count: int) -> wb.Pipeline:
+    """The pipeline, with a source that ends after `count` rows."""
+    pipeline = wb.Pipeline("killed", source=wb.Items(rows(count), schema=SCHEMA, rate=RATE), key="key")
+    return pipeline.stage("chain", Chain(BALLAST), groups=2).sink(wb.JsonLines(out, identity=True))
+
+
+def main(data: str, out: str, count: str, protocol: str = "", site: str = "") -> None:
+    import whimbrel.app
+
+    whimbrel.app.Journal = TellingJournal  # type: ignore[misc]
+    with wb.run(job(Path(out), int(count)), data=data, keep=True) as app:
+        known = list(app.status()["stages"]["chain"]["migrations"])
+        app.orchestrator.wait("chain", known, 60)
+        if protocol:
+            before = app.status()["records"]["delivered"]
+            until(lambda: app.status()["records"]["delivered"] > before, "results come out", 60)
+            app.migrate("chain", to=site, protocol=protocol, budget=BUDGET).wait(60)
+    for id in app.status()["stages"]["chain"]["migrations"]:
+        say("story", *app.story(id))
+    say("ended")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

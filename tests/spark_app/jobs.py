@@ -1,0 +1,90 @@
+"""The job that the tests run: its results depend on every record of a key and on their order, and so tell every slip."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import whimbrel as wb
+from whimbrel.core.operator import Emit
+
+SCHEMA = "key string, n long"
+
+
+class Chain(wb.Operator):
+    """Chains the records of a key: each result tells how many there were, and a digest of all of them in order."""
+
+    tries = 2
+
+    class State(wb.State):
+        """The chain so far; `ballast` makes the state heavy, if a test wants to move something large."""
+
+        count: int = 0
+        digest: int = 0
+        ballast: bytes = b""
+
+    def __init__(self, ballast: int = 0) -> None:
+        self.ballast = ballast
+
+    def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
+        """One record more. A negative number is an error of the operator's own."""
+        if event.n < 0:
+            emit(lost="this result must never get out")
+            raise ValueError(f"cannot take {event.n}")
+        if self.ballast and not state.ballast:
+            state.ballast = bytes(self.ballast)
+        state.count += 1
+        state.digest = crc32(f"{state.digest} {event.n}".encode())
+        emit(key=key, count=state.count, digest=state.digest)
+
+
+def rows(count: int, keys: int = 12, seed: int = 0) -> Callable[[], Iterator[dict[str, Any]]]:
+    """The same rows each time, some keys far more often than others."""
+
+    def source() -> Iterator[dict[str, Any]]:
+        state = seed + 1
+        for n in range(count):
+            state = crc32(f"{state}".encode())
+            yield {"key": f"k{min(state % keys, state // keys % keys):02}", "n": n}
+
+    return source
+
+
+def sequential(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """What a run without Spark, sites or moves gives: by key, its results in order."""
+    expected: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        past = expected.setdefault(row["key"], [])
+        digest = crc32(f"{past[-1]['digest'] if past else 0} {row['n']}".encode())
+        past.append({"key": row["key"], "count": len(past) + 1, "digest": digest})
+    return expected
+
+
+EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong": 0}
+
+
+def compare(expected: dict[str, list[dict[str, Any]]], results: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Counts what differs from the sequential run. A result's place in its key's chain is its `count`."""
+    counts = dict(EXACT)
+    seen: dict[str, list[int]] = {key: [] for key in expected}
+    for result in results:
+        wanted, place = expected.get(result["key"], []), result["count"]
+        before = seen.setdefault(result["key"], [])
+        if place in before:
+            counts["duplicated"] += 1
+            continue
+        if before and place < before[-1]:
+            counts["out_of_order"] += 1
+        if place > len(wanted) or wanted[place - 1]["digest"] != result["digest"]:
+            counts["wrong"] += 1
+        before.append(place)
+    counts["lost"] = sum(len(wanted) - len(set(seen[key])) for key, wanted in expected.items())
+    return counts
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSON lines sink."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
