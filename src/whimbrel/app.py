@@ -196,8 +196,8 @@ class App:
         protocol_named(protocol)
         runtime = self.stages[stage]
         selection = runtime.select(keys, bins, share, to, at)
-        destination = runtime.instance_at(to)
-        ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, budget=budget)
+        with runtime.destination(to) as destination:
+            ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, budget=budget)
         return Handle(self.orchestrator, stage, ids)
 
     def status(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class App:
         raise UnknownName("instance", instance, [])
 
     def _is_full(self) -> bool:
-        return any(box.backlog(box.head()) > self._max_backlog for box in self.first.inboxes.values())
+        return any(query.backlog > self._max_backlog for query in self.first.queries())
 
     def _is_settled(self) -> bool:
         moving = any(

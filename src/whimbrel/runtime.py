@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.control.orchestrator import StageControl
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.errors import Refused, UnknownName, WhimbrelError
 from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.record import Notice, Parked, Result
@@ -67,18 +68,28 @@ class StageRuntime:
         self.inboxes[instance] = self.app.log(f"inbox-{instance}")
         self.outboxes[instance] = self.app.log(f"outbox-{instance}")
 
-    def instance_at(self, site: str) -> str:
-        """The instance at a site; a new one if the last has been moved away."""
+    @contextmanager
+    def destination(self, site: str) -> Iterator[str]:
+        """The instance at a site, to order a move to; a new one if the last was moved away and the order is taken."""
         sites = self.coordinator.sites
         for instance, place in sites.items():
             if place == site:
-                return instance
+                yield instance
+                return
         instance = self._new_name(sites)
         self._open(instance)
         sites[instance] = site
+        self._save_sites(sites)
+        try:
+            yield instance
+        except WhimbrelError:
+            del sites[instance]
+            self._save_sites(sites)
+            raise
+        self.app.sites[site].start(instance, wait=False)
+
+    def _save_sites(self, sites: dict[str, str]) -> None:
         self.app.journal.save(f"instances/{self.stage.name}", wire.pack(dict(sites)))
-        self.app.sites[site].start(instance)
-        return instance
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
         """The query of an instance of this stage."""
@@ -131,6 +142,12 @@ class StageRuntime:
             self.app.journal.save(f"router/{self.stage.name}", blob)
             self.gateway.saved(blob)
 
+    def queries(self) -> list[StageQuery]:
+        """The queries of the stage that run, wherever they do."""
+        places = list(self.coordinator.sites.items())
+        found = [self.app.sites[site].queries.get(instance) for instance, site in places]
+        return [query for query in found if query is not None]
+
     @property
     def is_drained(self) -> bool:
         """Whether everything that was sent has been applied and delivered."""
@@ -171,12 +188,19 @@ class StageRuntime:
             return Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
         if not 0 < share <= 1:
             raise Refused(f"a share lies between 0 and 1, not {share}")
-        mine = sorted(bin for instance in elsewhere for bin in owners.select(instance).bins)
-        weights = dict.fromkeys(mine, 0)
-        for key in self.gateway.keys:
-            if bin_of(key) in weights and owners[key] in elsewhere:
+        parts = [owners.select(instance) for instance in elsewhere]
+        bins = sorted(bin for part in parts for bin in part.bins)
+        singly = sorted(key for part in parts for key in part.keys)
+        weights: dict[int | str, int] = {**dict.fromkeys(bins, 0), **dict.fromkeys(singly, 1)}
+        for key in list(self.gateway.keys):
+            if bin_of(key) in weights and owners[key] in elsewhere and key not in weights:
                 weights[bin_of(key)] += 1
-        return Selection(bins=frozenset(_prefix(weights, share)))
+        chosen = _prefix(weights, share)
+        return Selection(
+            bins=frozenset(one for one in chosen if isinstance(one, int)),
+            keys=frozenset(one for one in chosen if isinstance(one, str)),
+            without=frozenset(key for part in parts for key in part.without),
+        )
 
     def status(self) -> dict[str, Any]:
         """How the stage is, as plain data."""
@@ -201,12 +225,13 @@ class StageRuntime:
         }
 
 
-def _prefix(weights: dict[int, int], share: float) -> Iterable[int]:
-    """The first bins that together hold a share of the keys; of the bins, if no key is known yet."""
+def _prefix(weights: dict[int | str, int], share: float) -> list[int | str]:
+    """The first bins and single keys that together hold a share of the keys; of the bins, if no key is known yet."""
     total = sum(weights.values())
     if not total or share == 1:
         return list(weights)[: round(len(weights) * share)]
-    taken, chosen = 0, []
+    taken = 0
+    chosen: list[int | str] = []
     for bin, weight in weights.items():
         if taken >= share * total:
             break

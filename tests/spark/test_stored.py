@@ -11,32 +11,18 @@ from whimbrel.spark import stored
 from whimbrel.spark.stored import StoredPart
 
 
-class Values(dict[Any, Any]):
-    """A value state or a map state in memory."""
+class Blobs(dict[Any, Any]):
+    """A map state in memory."""
 
-    def get(self, *key: Any) -> Any:
-        return super().get(key and key[0])
-
-    getValue = get
-
-    def update(self, value: Any) -> None:  # type: ignore[override]
-        self[()] = value
-
-    def updateValue(self, key: Any, value: Any) -> None:
-        self[key] = value
+    getValue = dict.get
+    updateValue = dict.__setitem__
 
 
 class Handle:
-    """Hands out the same states again and again, as the state store of one group does."""
+    """Hands out the state of one group."""
 
-    def __init__(self) -> None:
-        self.states: dict[str, Values] = {}
-
-    def getValueState(self, name: str, schema: Any) -> Values:
-        return self.states.setdefault(name, Values())
-
-    def getMapState(self, name: str, key: Any, value: Any) -> Values:
-        return self.states.setdefault(name, Values())
+    def getMapState(self, name: str, key: Any, value: Any) -> Blobs:
+        return Blobs()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """How each figure of a report is computed, from what was sent, what was released, and when each migration ran.
 
-The definitions are fixed (docs/figures.md): a figure means the same in every report.
+The definitions are fixed (docs/operations/figures.md): a figure means the same in every report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import Selection
 from whimbrel.core.operator import Operator
-from whimbrel.core.protocols.machine import DONE, Migration
+from whimbrel.core.protocols.machine import ABORTED, DONE, Migration
 from whimbrel.core.record import Kind, Record, Result
 from whimbrel.log import codec
 from whimbrel.log.contract import Log
@@ -108,7 +108,8 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 def span(migration: Migration) -> tuple[int, int]:
     """When a migration was ordered and when it was over, in microseconds."""
-    return migration.story[0].at_us, migration.story[-1].at_us
+    over = (line.at_us for line, following in pairwise(migration.story) if following.phase in (DONE, ABORTED))
+    return migration.story[0].at_us, next(over, migration.story[-1].at_us)
 
 
 def phases(migration: Migration) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ class CountRows(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.count = handle.getValueState("count", "n bigint")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         found = self.count.get()
         n = found[0] if found else 0
         for row in rows:
@@ -82,7 +82,7 @@ class CountFrames(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.count = handle.getValueState("count", "n bigint")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[pd.DataFrame]:
         found = self.count.get()
         n = found[0] if found else 0
         for frame in rows:
@@ -103,6 +103,7 @@ class Candidate:
     def __init__(self, spark: SparkSession, folder: Path, name: str, partitions: int, batch_rows: int) -> None:
         self.name, self._inbox = name, EmbeddedLog(folder / f"inbox-{name}")
         self._batches = 0
+        self.stop: Callable[[], None]
         self._outbox = EmbeddedLog(folder / "outbox") if name == WHIMBREL else None
         if self._outbox is not None:
             spec = InstanceSpec("bench", "bench", Count(), SCHEMA, partitions=partitions, max_records=batch_rows)
@@ -116,11 +117,11 @@ class Candidate:
             )
             stage.start()
             assert stage._query is not None
-            self.query, self._stop = stage._query, stage.stop
+            self.query, self.stop = stage._query, lambda: stage.stop()
         else:
             reading = Reading(str(folder / f"inbox-{name}"), SCHEMA, 1, batch_rows, rows=True)
             self.query = _start(spark, _STOCK[name], reading, folder / f"checkpoint-{name}", partitions)
-            self._stop = self.query.stop
+            self.stop = self.query.stop
 
     def run(self, blob: bytes, count: int, timeout: float = 300.0) -> float:
         """Append one entry, wait for its batch."""
@@ -144,9 +145,6 @@ class Candidate:
             return len(results), sum(n for n, _ in results), sum(n * bin for n, bin in results)
         seen = [progress["observedMetrics"]["check"] for progress in self._progress()]
         return tuple(sum(metrics[name] or 0 for metrics in seen) for name in ("count", "sum", "product"))  # type: ignore[return-value]
-
-    def stop(self) -> None:
-        self._stop()
 
     def _progress(self) -> list[dict[str, Any]]:
         recent: Sequence[Any] = self.query.recentProgress

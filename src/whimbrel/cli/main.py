@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from whimbrel.bench.report import installed
+from whimbrel.cli.bench import bench
 from whimbrel.cli.demo import demo
 from whimbrel.cli.sim import sim
 from whimbrel.core.errors import WhimbrelError
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(sim)
+app.add_typer(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Unavailable, UnknownName, WhimbrelError
+from whimbrel.core.errors import Retry, Unavailable, UnknownName, WhimbrelError
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
@@ -30,6 +30,8 @@ from whimbrel.site.site import Site
 
 PERIOD = 0.2
 RESTARTS = 3
+PATIENCE = 300.0
+"""An instance whose query dies more than so often within so many seconds is left alone."""
 DEADLINE = 120.0
 """Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
 _CONTROL = codec.entry_schema(pa.schema([]))
@@ -42,8 +44,8 @@ class StageControl:
     coordinator: Coordinator
     gateways: list[Gateway]
     inbox_of: Callable[[str], Log]
-    failures: dict[str, int] = field(default_factory=dict)
-    """By instance: how often its query has died."""
+    failures: dict[str, list[float]] = field(default_factory=dict)
+    """By instance: when its query has died, lately."""
 
 
 class Orchestrator:
@@ -165,7 +167,7 @@ class Orchestrator:
                 continue
             try:
                 self._carry_out(stage, id, command)
-            except Unavailable as error:
+            except Retry as error:
                 self._answer_failure(stage, id, command, error)
             except Exception as error:
                 with self._changed:
@@ -197,10 +199,11 @@ class Orchestrator:
                 self.sites[site].start(instance)
                 self.tell(stage, id, Started(site))
 
-    def _answer_failure(self, stage: str, id: str, command: Command, error: Unavailable) -> None:
-        if isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
+    def _answer_failure(self, stage: str, id: str, command: Command, error: Retry) -> None:
+        nothing_happened = isinstance(error, Unavailable)
+        if nothing_happened and isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
             self.tell(stage, id, Failed(str(error)))
-        else:  # a log that cannot be written now: the command is repeated until it can
+        else:  # a log that cannot be written now, an instance that ran there already: repeated until it works
             self._todo.put((stage, id, command))
             self._stopping.wait(PERIOD)
 
@@ -227,22 +230,22 @@ class Orchestrator:
         """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
         for site in self.sites.values():
             for instance, query in list(site.queries.items()):
-                if query.is_active or query.exception is None:
-                    continue
                 stage, control = self._stage_of(instance)
-                control.failures[instance] = control.failures.get(instance, 0) + 1
-                if control.failures[instance] > RESTARTS:
-                    self._give_up(stage, control, instance, f"{instance} at {site.name} keeps failing")
+                if query.is_active or query.exception is None or self.is_relocating(stage, instance):
+                    continue
+                now = time.monotonic()
+                failures = [moment for moment in control.failures.get(instance, ()) if now - moment < PATIENCE]
+                control.failures[instance] = [*failures, now]
+                if len(failures) < RESTARTS:
+                    site.start(instance, wait=False)
                 else:
-                    site.start(instance)
+                    self._give_up(stage, control, instance, f"{instance} at {site.name} keeps failing")
 
     def _give_up(self, stage: str, control: StageControl, instance: str, reason: str) -> None:
         for migration in list(control.coordinator.migrations.values()):
             if not migration.is_over and migration.move.destination == instance:
                 self.tell(stage, migration.move.id, Abandoned(reason))
-        control_error = self.error
-        if control_error is None:
-            self.error = Unavailable(f"{reason}; see app.status()")
+        self.error = self.error or Unavailable(f"{reason}; see app.status()")
 
     def _stage_of(self, instance: str) -> tuple[str, StageControl]:
         for name, control in self.stages.items():

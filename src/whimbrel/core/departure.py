@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from whimbrel.core.keys import bin_of
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Luggage, Move, Parcel, Record, Shipped
+from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Luggage, Move, Parcel, Post, Record, Shipped
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -82,7 +82,7 @@ class Departure(msgspec.Struct):
         else:
             self.shipped = True
             shipped = Shipped(self.move.id, instance.part, instance.parts)
-            out.posts.append(instance.post(self.move.destination, Kind.SHIPPED, shipped))
+            self._send(instance.post(self.move.destination, Kind.SHIPPED, shipped), out)
 
     def _luggage(self, instance: Instance, key: str) -> Luggage:
         """A key's state, with the place in its router's stream up to which it reaches."""
@@ -99,6 +99,8 @@ class Departure(msgspec.Struct):
             self._post(instance, Parcel(self.move.id, bin_of(key), {key: part}, piece, pieces), out)
 
     def _post(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        post = instance.post(self.move.destination, Kind.PARCEL, parcel, parcel.bin)
+        self._send(instance.post(self.move.destination, Kind.PARCEL, parcel, parcel.bin), out)
+
+    def _send(self, post: Post, out: Emissions) -> None:
         self.sent_bytes += len(post.body)
         out.posts.append(post)

@@ -412,7 +412,7 @@ class Instance:
         return wire.pack(Delta(entries, {**waiting}, self.positions, self.moves))
 
     def load(self, deltas: Iterable[bytes]) -> None:
-        """Become what these deltas, in order, describe: a fresh instance, or one that has all the deltas before them."""
+        """Become what these deltas, in order, describe: for a fresh instance, or one that has all those before."""
         for blob in deltas:
             delta = wire.unpack(blob, Delta)
             for key, luggage in delta.entries.items():

@@ -71,7 +71,7 @@ class Gateway:
         self._latest_us = 0
         self.sent = 0
         self.doubled: Counter[str] = Counter()
-        """By move: bytes of records that went to both instances."""
+        """By move: bytes of its markers, and of records that went to both instances."""
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +105,9 @@ class Gateway:
     def command(self, command: Command) -> None:
         """Give the coordinator's command its place between the records. A repeated one changes nothing."""
         kind = _KINDS[type(command)]
-        self._control(kind, wire.pack(command.move), 0, f"coordinator/{command.move.id}/{kind.name}", 0)
+        body = wire.pack(command.move)
+        self._control(kind, body, 0, f"coordinator/{command.move.id}/{kind.name}", 0)
+        self.doubled[command.move.id] += 2 * len(body)
 
     def tick(self, counter: int) -> None:
         """Tell the instances how late it is: the latest event time seen."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from whimbrel.core.instance import Instance
-from whimbrel.core.record import Kind, Parked, Record
-from whimbrel.sim.job import Job, prepare
-from whimbrel.sim.world import SPAN, Actor, GatewayActor, InstanceActor, OutletActor, World
+from whimbrel.sim.actors import Actor, GatewayActor, InstanceActor, OutletActor
+from whimbrel.sim.oracle import Oracle
+from whimbrel.sim.world import World
 
 
 class Violation(AssertionError):
@@ -45,8 +44,7 @@ class Invariants:
         """At most one instance emits for a key in an epoch."""
         for entry in self.world.outboxes[name].read(self.read[name]):
             self.read[name] = entry.position + 1
-            results, _ = entry.blob
-            for result in results:
+            for result in (result for results, _ in entry.blob for result in results):
                 first = self.emitter.setdefault((result.key, result.epoch), name)
                 if first != name:
                     raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
@@ -83,54 +81,29 @@ class Invariants:
         self.epochs = committed
 
 
-Letter = tuple[str, int, str, str]
-
-
-def sequential(world: World) -> tuple[dict[str, list[Any]], set[Letter]]:
-    """The results of each key, and what was parked, had one instance applied everything in the order of arrival."""
-    results: dict[str, list[Any]] = defaultdict(list)
-    parked = set()
-    for gateway in world.gateways.values():
-        instance = Instance("sequential", Job(), int)
-        records: list[Record] = []
-        for entry in gateway.ingress.read(0):
-            content: Any = entry.blob
-            if isinstance(content, list):
-                records += [row for record in content for row in prepare(record._replace(offset=record.seq))]
-            elif isinstance(content, tuple):
-                seq = entry.position * SPAN
-                records.append(Record(seq, Kind.TICK, -1, "", seq, 0, gateway.name, content[1], content[1], b""))
-        out = instance.apply(records)
-        for result in out.results:
-            results[result.key].append((result.seq, result.n, result.values))
-        parked |= {_letter(notice) for notice in out.notices if isinstance(notice, Parked)}
-    return results, parked
-
-
 def check_end(world: World) -> None:
     """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
     unsettled = list(world.coordinator.coordinator.unsettled())
     if unsettled:
         raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
-    expected, parked = sequential(world)
+    expected = Oracle()
+    expected.follow(world)
     got: dict[str, list[Any]] = defaultdict(list)
     for result in world.outlet.delivered:
         got[result.key].append((result.seq, result.n, result.values))
     if world.outlet.gate.held:
         raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
     for key in world.keys:
-        _compare(key, got[key], expected[key])
-    letters = Counter(_letter(notice) for notice in world.outlet.parked)
-    if letters != Counter(parked):
-        missing, extra = Counter(parked) - letters, letters - Counter(parked)
+        _compare(key, got[key], expected.results[key])
+    letters = Counter((parked.key, parked.seq, parked.error, parked.event) for parked in world.outlet.parked)
+    if letters != expected.letters:
+        missing, extra = expected.letters - letters, letters - expected.letters
         raise Violation("parked", f"dead letters missing {sorted(missing)[:3]}, too many {sorted(extra)[:3]}")
     for name, actor in world.instances.items():
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
-
-
-def _letter(parked: Parked) -> Letter:
-    return parked.key, parked.seq, parked.error, parked.event
+        if any(part.moves.aborted for part in actor.parts):
+            raise Violation("settled", f"{name} still remembers a move that was aborted")
 
 
 def _compare(key: str, got: list[Any], expected: list[Any]) -> None:

@@ -12,6 +12,8 @@ from whimbrel.core import operator
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import Kind, Record
 
+ROWS = {0: 0, 1: 2, 2: 3}
+
 
 def prepare(record: Record) -> list[Record]:
     """The rows of a record: none, one, or several that share its offset."""
@@ -20,11 +22,8 @@ def prepare(record: Record) -> list[Record]:
     return [record._replace(body=record.body + row) for row in range(ROWS.get(record.body % 11, 1))]
 
 
-ROWS = {0: 0, 1: 2, 2: 3}
-
-
 class Job(operator.Operator):
-    """Counts, and chains a checksum over everything a key has seen; every third record sets a timer; some raise."""
+    """Counts, and chains a checksum over everything a key has seen; many records set timers; some of both raise."""
 
     tries = 2
 
@@ -38,17 +37,17 @@ class Job(operator.Operator):
         """One record."""
         state.count += 1
         state.chain = (state.chain * 31 + event + 1) % 1_000_003
-        if event == 13:
-            raise ValueError("this record is poison")
-        if state.count % 3 == 0:
-            ctx.timer(timedelta(microseconds=event * 10))
-        if event % 5 == 0:
+        if event % 3 == 0:  # soon, or in a while
+            ctx.timer(timedelta(microseconds=event * (10 if event % 2 else 200)))
+        if event % 5 == 3:
             emit(half=state.chain // 2)
-        emit(count=state.count, chain=state.chain, chance=ctx.random.randint(0, 9))
+        if event in (13, 63):
+            raise ValueError("this record is poison")
+        emit(count=state.count, chain=state.chain, chance=ctx.random.randint(0, 9) if event % 4 else 0)
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
         """A timer is due."""
         state.chain = (state.chain * 37 + ctx.now_us) % 1_000_003
+        emit(timer=state.chain)
         if ctx.now_us % 13 == 0:
             raise ValueError("this timer is poison")
-        emit(timer=state.chain)

@@ -12,7 +12,7 @@ from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Kind, Record, Result
 from whimbrel.log.contract import Lane
-from whimbrel.sim.world import GatewayActor
+from whimbrel.sim.actors import GatewayActor
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:

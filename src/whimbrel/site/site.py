@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from whimbrel.core.errors import Unavailable, UnknownName
+from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.spark.query import StageQuery
 
 Make = Callable[[str, Path], StageQuery]
@@ -33,15 +33,22 @@ class Site:
     def start(self, instance: str, *, wait: bool = True) -> None:
         """Run an instance, from its checkpoint if it has one here; returns when it serves, unless told not to wait.
 
-        Nothing happens if it runs. What cannot be started raises `Unavailable` and leaves nothing running.
+        Nothing happens if it runs. What cannot be started raises `Unavailable`, and nothing has run; what ran and then
+        stopped raises `Retry`: its checkpoint has moved on, here and nowhere else.
         """
         if instance in self.queries and self.queries[instance].is_active:
             return
+        begun = self._batches_begun(instance)
         query = self._make(instance, self.checkpoint(instance))
         query.start()
         self.queries[instance] = query
         if wait:
-            self.wait()
+            try:
+                self.wait()
+            except Unavailable as error:
+                if self._batches_begun(instance) == begun:
+                    raise
+                raise Retry(f"{instance} began to run at {self.name} and stopped: {error}") from error
 
     def wait(self) -> None:
         """Until everything that was started here serves."""
@@ -51,6 +58,11 @@ class Site:
             except Unavailable:
                 self.stop(instance)
                 raise
+
+    def _batches_begun(self, instance: str) -> int:
+        """The number of the last batch that Spark has planned from the checkpoint here."""
+        offsets = self.checkpoint(instance) / "offsets"
+        return max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=-1)
 
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
@@ -72,16 +84,6 @@ class Site:
             raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error
         return sum(file.stat().st_size for file in here.rglob("*") if file.is_file())
 
-    def discard(self, instance: str) -> None:
-        """Remove the checkpoint of an instance that runs elsewhere now."""
-        shutil.rmtree(self.checkpoint(instance), ignore_errors=True)
-
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
         return self._past + [ms for query in list(self.queries.values()) for ms in query.progress]
-
-    def query(self, instance: str) -> StageQuery:
-        """The query of an instance that runs here."""
-        if instance not in self.queries:
-            raise UnknownName("instance", instance, list(self.queries))
-        return self.queries[instance]

@@ -9,6 +9,7 @@ The worker keeps decoded instances between batches; stored.py says why that is s
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,11 +18,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Outgoing
+from whimbrel.core.record import Emissions, Outgoing
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.shipping import Shipment, unship
-from whimbrel.spark.stored import StoredPart
+from whimbrel.spark.stored import Head, StoredPart
 
 OUTGOING = -1
 """The `_kind` of the row that holds results and notices; other rows' kinds are those of their posts."""
@@ -41,11 +42,6 @@ _held: dict[tuple[str, int], Held] = {}
 """By instance and part. Only what the store confirms is used, so a stale one does no harm."""
 
 
-def forget() -> None:
-    """Forget all held instances, as a worker that has just started."""
-    _held.clear()
-
-
 class GroupProcessor(StatefulProcessor):
     """One instance's processor; `handleInputRows` is called once a group that has records, with all its bundles."""
 
@@ -57,8 +53,21 @@ class GroupProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         part = group_ids(self.groups).index(key[0])
-        records, event_type = unbundle((row._order, row._bundle) for row in rows)
+        # A batch makes many objects, hardly a cycle: a collection amid it would look at all that is held, in vain.
+        gc.disable()
+        try:
+            emissions = self._apply(part, [(row._order, row._bundle) for row in rows])
+            if emissions.results or emissions.notices:
+                body = wire.pack(Outgoing(emissions.results, emissions.notices))
+                yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
+            for post in emissions.posts:
+                yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
+        finally:
+            gc.enable()
 
+    def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> Emissions:
+        """One batch of one part: load what is missing, apply, store what changed."""
+        records, event_type = unbundle(bundles)
         head = self._stored.open(self.groups)
         instance = self._instance(part, event_type, head)
         emissions = instance.apply(records)
@@ -68,12 +77,7 @@ class GroupProcessor(StatefulProcessor):
         else:
             nonce = self._stored.append(head, delta)
         _held[self.name, part] = Held(instance, nonce, self._maker(event_type))
-
-        if emissions.results or emissions.notices:
-            body = wire.pack(Outgoing(emissions.results, emissions.notices))
-            yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
-        for post in emissions.posts:
-            yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
+        return emissions
 
     def close(self) -> None:
         pass
@@ -81,7 +85,7 @@ class GroupProcessor(StatefulProcessor):
     def _maker(self, event_type: type) -> tuple[Any, ...]:
         return (self.shipment.digest, event_type, self.groups)
 
-    def _instance(self, part: int, event_type: type, head: Any) -> Instance:
+    def _instance(self, part: int, event_type: type, head: Head) -> Instance:
         """The part as the store has it. Taken out of the cache, so that a batch that fails leaves nothing half done."""
         held = _held.pop((self.name, part), None)
         if held is not None and held.maker != self._maker(event_type):

@@ -170,6 +170,13 @@ class StageQuery:
         return applied_by(self._folder.name) == {name: log.tail(lane) for name, lane in LANES.items()}
 
     @property
+    def backlog(self) -> int:
+        """How many records wait in the inbox."""
+        log = open_log(self._inbox)
+        reached = applied_by(self._folder.name)
+        return log.backlog(reached["data"] if reached else log.head())
+
+    @property
     def batch_ms(self) -> float:
         """The median of the recent micro-batches, 0 before the first."""
         return median(self.progress or [0.0])

@@ -1,6 +1,6 @@
 """Keeps what Spark's processes always print away from the user's terminal, and nothing else.
 
-The JVM and the Python processes it starts write to the standard error they inherit: a note about incubating modules, and
+The JVM and the Python processes it starts write to the standard error they inherit: a note about incubating modules,
 five lines for each stateful query that starts. They have no setting for it. So the JVM inherits a pipe, and a thread
 passes on every line but these.
 """

@@ -6,6 +6,7 @@ so usually a worker that has been away lacks one or two deltas and fetches just 
 the part at all, or knows something that was never committed (a batch that failed), loads everything.
 
 Each call to the store is a round trip to the JVM: a batch makes three (read the head, write a delta, write the head).
+Each state variable costs Spark several milliseconds a task, used or not: so there is one, and the head is in it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from whimbrel.core.errors import Corrupt, Refused
 
 BLOB = StructType([StructField("blob", BinaryType())])
 NUMBER = StructType([StructField("number", IntegerType())])
+HEAD = -1
 
 GROWTH = 4
 """Deltas are compacted when they have outgrown their base by this factor: loading reads at most so much too much."""
@@ -52,15 +54,14 @@ class Missing(NamedTuple):
 
 
 class StoredPart:
-    """State variables of the grouping key that is being processed."""
+    """What the store has of the group that is being processed."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self._head = handle.getValueState("head", BLOB)
-        self._deltas = handle.getMapState("deltas", NUMBER, BLOB)
+        self._blobs = handle.getMapState("blobs", NUMBER, BLOB)
 
     def open(self, parts: int) -> Head:
         """The head as it is now."""
-        found = self._head.get()
+        found = self._blobs.getValue((HEAD,))
         head = wire.unpack(bytes(found[0]), Head) if found else Head(parts)
         if head.parts != parts:
             raise Refused(
@@ -87,22 +88,22 @@ class StoredPart:
 
     def compact(self, head: Head, base: bytes) -> int:
         """Store everything anew, in place of the deltas so far; return its nonce."""
-        self._deltas.clear()
+        self._blobs.clear()
         head.first, head.base_bytes, head.delta_bytes = head.next, len(base), 0
         # A base says nothing of the keys that are gone, so it cannot be loaded on top of what a worker has.
         head.nonces = []
         return self._store(head, base)
 
     def _delta(self, number: int) -> bytes:
-        found = self._deltas.getValue((number,))
+        found = self._blobs.getValue((number,))
         if found is None:
             raise Corrupt(f"the state store lacks delta {number}, which its head names")
         return bytes(found[0])
 
     def _store(self, head: Head, blob: bytes) -> int:
         nonce = secrets.randbits(63) | 1
-        self._deltas.updateValue((head.next,), (blob,))
+        self._blobs.updateValue((head.next,), (blob,))
         head.next += 1
         head.nonces = [*head.nonces[1 - REMEMBERED :], nonce]
-        self._head.update((wire.pack(head),))
+        self._blobs.updateValue((HEAD,), (wire.pack(head),))
         return nonce

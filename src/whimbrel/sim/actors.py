@@ -1,0 +1,271 @@
+"""The actors on a record's way: gateway, instance, outlet. Each does what its real host does, in the same order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from whimbrel.core.gate import Gate
+from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERY_BIN, bin_of, part_of
+from whimbrel.core.protocols.machine import Command
+from whimbrel.core.record import Closed, Emissions, Kind, Notice, Parked, Post, Record, Result
+from whimbrel.core.router import Router, RouteTable
+from whimbrel.log.contract import Lane
+from whimbrel.log.memory import MemoryLog
+from whimbrel.sim.job import Job, prepare
+
+if TYPE_CHECKING:
+    from whimbrel.sim.world import World
+
+SPAN = 1 << 20
+"""A log position times this, plus the row: an offset. As in the real source."""
+
+
+class Died(Exception):
+    """An actor dies here: whatever it was doing stops in the middle."""
+
+
+class Actor:
+    """Somebody with a pace of its own."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.alive = True
+        self.pace = world.random.choice([0.3, 1.0, 1.0, 3.0])
+
+    def work(self) -> bool:
+        """Do one thing; whether there was one."""
+        raise NotImplementedError
+
+    def revive(self) -> None:
+        """Come back with nothing but what lasts."""
+        raise NotImplementedError
+
+
+class GatewayActor(Actor):
+    """Takes records in, numbers them by their place in its ingress log, and routes them."""
+
+    kind = "gateway"
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world)
+        self.name = name
+        self.ingress: Any = MemoryLog()
+        self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
+        self.entries = self.left = world.random.randint(20, 60) if self.mine else 0
+        self.saved: tuple[int, bytes | None] = (0, None)
+        self.revive()
+
+    def revive(self) -> None:
+        self.router = Router(self.name, RouteTable(self.world.owner))
+        self.position, snapshot = self.saved
+        if snapshot is not None:
+            self.router.restore(snapshot)
+
+    def order(self, command: Command, counter: str) -> None:
+        """A command takes its place between the records; it lasts even if nobody is here to read it."""
+        self.ingress.append(command, count=1, writer=counter, counter=0)
+
+    def work(self) -> bool:
+        worked = bool(self.left)
+        if self.left and self.world.random.random() < 0.7:
+            self.left -= 1
+            self._ingest()
+        for entry in self.ingress.read(self.position, self.position + self.world.random.randint(1, 4)):
+            self._route(entry.position, entry.blob)
+            self.position = entry.position + 1
+            worked = True
+        if self.world.random.random() < 0.2:
+            snapshot = self.router.snapshot()
+            if snapshot is not None:
+                self.saved = (self.position, snapshot)
+        return worked
+
+    def _ingest(self) -> None:
+        rng, at = self.world.random, self.ingress.tail()
+        now = self.world.now_us
+        if rng.random() < 0.25:
+            content: Any = ("tick", now)
+        else:
+            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # others come later
+            keys = [rng.choice(known) for _ in range(rng.randint(1, 4))]
+            content = [
+                Record(0, Kind.DATA, bin_of(key), key, self.seq_of(at) + n, 0, self.name, now - rng.randint(0, 900), now,
+                       rng.randint(0, 99))
+                for n, key in enumerate(keys)
+            ]  # fmt: skip
+        self.ingress.append(content, count=1, writer="devices", counter=at)
+
+    def _route(self, position: int, content: Any) -> None:
+        seq = self.seq_of(position)
+        if isinstance(content, list):
+            routed = self.router.route(content)
+            self.world.tally["records doubled"] += sum(map(len, routed.values())) > len(content)
+            self.world.tally["records held back"] += sum(map(len, routed.values())) < len(content)
+        elif isinstance(content, tuple):
+            routed = self.router.tick(seq, content[1], content[1])
+        else:
+            routed = self.router.apply(content, seq)
+        for name in self.world.random.sample(sorted(routed), len(routed)):
+            self.world.maybe_die()
+            for _ in range(1 + (self.world.random.random() < 0.1)):  # an append may be repeated
+                self.append(name, routed[name], position)
+        self.world.maybe_die()
+
+    def seq_of(self, position: int) -> int:
+        """The `seq` of the first record of an ingress entry, or of a tick or command."""
+        return position * SPAN
+
+    def append(self, name: str, records: list[Record], position: int) -> None:
+        """Write one inbox's share of an ingress entry."""
+        self.world.inboxes[name].append(records, count=1, writer=self.name, counter=position)
+
+
+class InstanceActor(Actor):
+    """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
+
+    kind = "instance"
+
+    def __init__(self, world: World, name: str, parts: int) -> None:
+        super().__init__(world)
+        self.name, self.count = name, parts
+        self.running = True
+        self.batch = 0
+        self.at = (0, 0)
+        self.plan: tuple[int, int] | None = None
+        self.deltas: list[list[bytes]] = [[] for _ in range(parts)]
+        self.revive()
+
+    def revive(self) -> None:
+        self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
+        for part, deltas in zip(self.parts, self.deltas, strict=True):
+            part.load(deltas)
+
+    def work(self) -> bool:
+        if not self.running:
+            return False
+        inbox, rng = self.world.inboxes[self.name], self.world.random
+        if self.plan is None:
+            ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
+            if ends == self.at:
+                return False
+            self.plan = (rng.randint(self.at[0], ends[0]), rng.randint(self.at[1], ends[1]))
+            if self.plan == self.at:
+                self.plan = None
+                return True
+        self.world.maybe_die()
+        rows = [
+            row
+            for lane in (Lane.CONTROL, Lane.DATA)
+            for entry in inbox.read(self.at[lane], self.plan[lane], lane)
+            for number, record in enumerate(entry.blob)
+            for row in prepare(record._replace(offset=entry.position * SPAN + number))
+        ]
+        out = []
+        for part in self.parts:
+            own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
+            out.append((part, part.apply(own) if own else Emissions()))  # Spark does not call a part without rows
+            self.world.tally["records waited"] += bool(part.waiting)
+        self._write([emissions for _, emissions in out])
+        self._commit()
+        return True
+
+    def _write(self, out: list[Emissions]) -> None:
+        posts = sorted((post for emissions in out for post in emissions.posts), key=lambda post: post.kind)
+        for name in sorted({post.to for post in posts}):
+            self.world.maybe_die()
+            records = [_record(post) for post in posts if post.to == name]
+            self.world.inboxes[name].append(records, count=1, writer=self.name, counter=self.batch, lane=Lane.CONTROL)
+        self.world.maybe_die()
+        said = [(emissions.results, emissions.notices) for emissions in out]
+        self.world.outboxes[self.name].append(said, count=1, writer=self.name, counter=self.batch)
+        self.world.maybe_die()
+
+    def _commit(self) -> None:
+        assert self.plan is not None
+        for part, kept in zip(self.parts, self.deltas, strict=True):
+            kept.append(part.delta())
+            if len(kept) > 8:
+                kept[:] = [part.snapshot()]
+        self.at, self.plan, self.batch = self.plan, None, self.batch + 1
+        inbox = self.world.inboxes[self.name]
+        inbox.trim(self.at[0], Lane.DATA)
+        inbox.trim(self.at[1], Lane.CONTROL)
+
+    def haunt(self) -> bool:
+        """A zombie of this instance, thought dead, writes an old batch's results once more, under another name."""
+        outbox = self.world.outboxes[self.name]
+        current = self.world.outlet.gate.current
+        old = [
+            result
+            for entry in outbox.read(outbox.head())
+            for results, _ in entry.blob
+            for result in results
+            if result.epoch < current(result.key)
+        ]
+        if not old:
+            return False
+        counter = outbox.counter("zombie") + 1
+        outbox.append([(old[-3:], [])], count=1, writer="zombie", counter=counter)
+        return True
+
+
+def _record(post: Post) -> Record:
+    return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
+
+
+class OutletActor(Actor):
+    """Reads the outboxes, lets results through the gate, tells the coordinator what concerns it, commits."""
+
+    kind = "outlet"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.pace *= 3
+        self.delivered: list[Result] = []
+        self.parked: list[Parked] = []
+        self.names = sorted(world.outboxes)
+        self.ghosts = 2
+        self.committed: dict[str, int] = {}
+        self.saved: tuple[dict[str, int], bytes, int, int] = ({}, Gate().snapshot(), 0, 0)
+        self.revive()
+
+    def revive(self) -> None:
+        positions, gate, results, parked = self.saved
+        self.positions = dict(positions)
+        self.gate = Gate()
+        self.gate.restore(gate)
+        del self.delivered[results:]
+        del self.parked[parked:]
+
+    def work(self) -> bool:
+        rng = self.world.random
+        if not self.world.coordinator.alive:
+            return False
+        first = rng.randrange(len(self.names))
+        for name in self.names[first:] + self.names[:first]:
+            at = self.positions.get(name, 0)
+            for entry in self.world.outboxes[name].read(at, at + 1):
+                self._let_out(entry.blob)
+                self.world.maybe_die()
+                self.positions[name] = entry.position + 1
+                self.committed = {key: self.gate.current(key) for key in self.world.keys}
+                self.saved = (dict(self.positions), self.gate.snapshot(), len(self.delivered), len(self.parked))
+                return True
+        if self.world.chaos and self.ghosts and any(self.committed.values()) and rng.random() < 0.3:
+            self.ghosts -= rng.choice(list(self.world.instances.values())).haunt()
+        return False
+
+    def _let_out(self, said: list[tuple[list[Result], list[Notice]]]) -> None:
+        for results, notices in said:
+            self.delivered += self.gate.offer(list(results))
+            self.world.tally["results held"] += bool(self.gate.held)
+            for notice in notices:
+                if isinstance(notice, Parked):
+                    self.parked.append(notice)
+                    continue
+                if isinstance(notice, Closed):
+                    self.delivered += self.gate.close(notice)
+                self.world.coordinator.hear(notice.move, notice)

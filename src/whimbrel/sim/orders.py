@@ -1,0 +1,126 @@
+"""The actor that gives the orders: hosts the coordinator as the orchestrator does, journal before deed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from whimbrel.core import wire
+from whimbrel.core.coordinator import Coordinator
+from whimbrel.core.errors import Refused
+from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
+from whimbrel.core.protocols import PROTOCOLS, machine
+from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped
+from whimbrel.core.record import Kind, Record
+from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
+from whimbrel.log.contract import Lane
+from whimbrel.sim.actors import Actor
+
+if TYPE_CHECKING:
+    from whimbrel.sim.world import World
+
+MIXED = "mixed"
+"""In place of a protocol: any of them, anew for each migration, so that they meet."""
+
+
+class CoordinatorActor(Actor):
+    """Orders migrations, tells them their events, journals, and only then acts."""
+
+    kind = "coordinator"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.journal: dict[str, bytes] = {}
+        self.wanted = world.random.randint(1, 4)
+        self.ordered = self.asked = 0
+        # Where nobody ever gives up, what does not come to its end by itself is seen.
+        self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
+        self.todo: list[tuple[str, Command]] = []
+        self.revive()
+
+    def revive(self) -> None:
+        world = self.world
+        self.coordinator = Coordinator("stage", RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
+        self.todo = []
+        for blob in self.journal.values():
+            migration = wire.unpack(blob, Migration)
+            self._queue(migration, self.coordinator.adopt(migration))
+
+    def hear(self, id: str, event: machine.Event) -> None:
+        """An event: journal what it means, then let it be done."""
+        commands = self.coordinator.handle(id, event, self.world.now_us)
+        migration = self.coordinator.migrations[id]
+        self.journal[id] = wire.pack(migration)
+        self._queue(migration, commands)
+
+    def _queue(self, migration: Migration, commands: list[Command]) -> None:
+        self.todo += [(migration.move.id, command) for command in commands]
+
+    def work(self) -> bool:
+        rng = self.world.random
+        self.world.maybe_die(0.02)
+        if self.todo:
+            id, command = self.todo.pop(0)
+            self._carry_out(id, command)
+            self.world.maybe_die(0.02)
+            return True
+        open_ones = [m for m in self.coordinator.migrations.values() if not m.is_over]
+        if open_ones and rng.random() < self.impatience:
+            self.hear(rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
+            return True
+        more = self.ordered < self.wanted and self.asked < 20
+        if more and rng.random() < 0.3:
+            self._order()
+            return True
+        return bool(open_ones) or more
+
+    def _order(self) -> None:
+        """Order something; it may collide with what is under way, or be there already."""
+        rng, world = self.world.random, self.world
+        protocol = rng.choice(sorted(PROTOCOLS)) if world.protocol == MIXED else world.protocol
+        destination = rng.choice(sorted(world.instances))
+        chosen = frozenset(rng.sample(world.keys, rng.randint(1, len(world.keys))))
+        selection = rng.choice(
+            [Selection(keys=chosen), Selection(bins=frozenset(map(bin_of, chosen))), EVERYTHING],
+        )
+        if protocol == "restart":
+            selection = self.coordinator.table.owners.select(rng.choice(sorted(world.instances)))
+        self.asked += 1
+        try:
+            site = self.coordinator.sites[destination]
+            limits = {"budget": rng.choice([1, 150, 1 << 20]), "chunk": rng.choice([8, 1 << 20])}
+            planned = self.coordinator.plan(selection, destination, site, protocol, f"m{self.asked}", **limits)
+        except Refused:
+            return
+        self.ordered += bool(planned)
+        for migration in planned:
+            commands = self.coordinator.start(migration, world.now_us)
+            self.journal[migration.move.id] = wire.pack(migration)
+            self._queue(migration, commands)
+
+    def _carry_out(self, id: str, command: Command) -> None:
+        world, rng = self.world, self.world.random
+        migration = self.coordinator.migrations[id]
+        match command:
+            case Begin() | Cutover() | Abort():
+                for name in rng.sample(world.routers, len(world.routers)):
+                    world.gateways[name].order(command, f"coordinator/{id}/{type(command).__name__}")
+                    world.maybe_die(0.02)
+            case machine.Forget(move):
+                record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
+                world.inboxes[move.destination].append(
+                    [record], count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL
+                )
+            case machine.StopInstance(instance):
+                world.instances[instance].running = False
+                world.instances[instance].revive()
+                self.hear(id, Stopped())
+            case machine.CopyCheckpoint():
+                failed = world.chaos and rng.random() < 0.1
+                self.hear(id, Failed("the disk is full") if failed else Copied())
+            case machine.StartInstance(instance, site):
+                here = site == migration.from_site
+                if not here and world.chaos and rng.random() < 0.1 and not world.instances[instance].running:
+                    self.hear(id, Failed("no such master"))
+                    return
+                world.instances[instance].running = True
+                self.hear(id, Started(site))
