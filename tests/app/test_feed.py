@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.app.waiting import until
 
+from tests.app.waiting import until
 from whimbrel.core.errors import BadRecord, Unavailable
 from whimbrel.core.record import Kind, Parked
 from whimbrel.core.router import Router, RouteTable

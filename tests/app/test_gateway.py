@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.app.failing import Died, FailingLog, Fuse
 
+from tests.app.failing import Died, FailingLog, Fuse
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import BINS, Selection, bin_of
 from whimbrel.core.record import Kind, Move, Record

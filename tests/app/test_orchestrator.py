@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.app.waiting import until
 
+from tests.app.waiting import until
 from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import Orchestrator, StageControl

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.app.waiting import until
 
+from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Notice, Opened, Outgoing, Parked, Ready, Result

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import diagrams, journeys
 
+from scripts import diagrams, journeys
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.spark.session import NEEDED, TUNED
 

@@ -12,12 +12,15 @@ import subprocess
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from tests.app.waiting import until
 
 ROOT = Path(__file__).parents[2]
 MARK = "WHIMBREL_TEST_CHILD"
+SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives some seconds: compiling it well takes longer than it lives."""
 
 
 class Child:
@@ -27,11 +30,12 @@ class Child:
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
         self.errors = cwd / f"{self.mark}.err"
+        settings = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIFE}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],
                 cwd=cwd,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {}), MARK: self.mark},
+                env={**os.environ, **settings, **(env or {}), MARK: self.mark},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -61,7 +65,7 @@ class Child:
         """Kill it, its JVM and its workers at once: as if the machine had failed."""
         os.killpg(self.process.pid, signal.SIGKILL)
         for pid in self.alive():
-            with _gone_is_fine():
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join(10)
@@ -75,14 +79,6 @@ class Child:
     def told(self) -> str:
         """What it has said so far, for a test that fails."""
         return "\n".join([*self.lines[-20:], self.errors.read_text(errors="replace")[-3_000:]])
-
-
-class _gone_is_fine:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        return isinstance(error, ProcessLookupError)
 
 
 def _environment(path: Path) -> list[bytes]:

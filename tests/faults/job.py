@@ -3,8 +3,8 @@
     python job.py DATA OUT ROWS [PROTOCOL SITE]
 
 Goes on where the directory stands. Waits until the migrations it has found there are over, then orders a move of
-everything to SITE, if one is given, while records come in. Each phase is told right after it has been journalled, before
-its commands are carried out.
+everything to SITE, if one is given, while records come in. Each phase is told right after it has been journalled,
+before its commands are carried out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import sys
 from pathlib import Path
 
+import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import SCHEMA, Chain, rows
-
-import whimbrel as wb
 from whimbrel.control.journal import Journal
 from whimbrel.core.protocols.machine import Migration
 
@@ -31,12 +30,15 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-class TellingJournal(Journal):
-    """Says each phase of each migration as soon as it is safe."""
+def tell_phases() -> None:
+    """From now on, say each phase of each migration as soon as it is safe."""
+    write = Journal.write
 
-    def write(self, migration: Migration) -> None:
-        super().write(migration)
+    def write_and_tell(self: Journal, migration: Migration) -> None:
+        write(self, migration)
         say("phase", migration.move.id, migration.phase)
+
+    Journal.write = write_and_tell  # type: ignore[method-assign]
 
 
 def job(out: Path, count: int) -> wb.Pipeline:
@@ -46,9 +48,8 @@ def job(out: Path, count: int) -> wb.Pipeline:
 
 
 def main(data: str, out: str, count: str, protocol: str = "", site: str = "") -> None:
-    import whimbrel.app
-
-    whimbrel.app.Journal = TellingJournal  # type: ignore[misc]
+    """One life."""
+    tell_phases()
     with wb.run(job(Path(out), int(count)), data=data, keep=True) as app:
         known = list(app.status()["stages"]["chain"]["migrations"])
         app.orchestrator.wait("chain", known, 60)

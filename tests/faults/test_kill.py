@@ -1,20 +1,21 @@
 """Everything is killed at once while a move is under way, and started again: the results are those of a calm run.
 
-Each test is a chain of lives on one data directory. A life goes on where the directory stands, orders a move under load
-and is killed, with its JVM and its workers, in a chosen phase; the next one must finish or abort that move, and so on.
+A chain of lives on one data directory. A life goes on where the directory stands, orders a move under load and is
+killed, with its JVM and its workers, in a chosen phase; the next one must finish that move, orders another, and so on.
 The last one runs to the end of the source. What the sink holds then is compared with a sequential run in plain Python.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
 
 import pytest
+
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
-
 from whimbrel.control.journal import Journal
 from whimbrel.log import EmbeddedLog
 
@@ -24,23 +25,22 @@ JOB = ROOT / "tests" / "faults" / "job.py"
 FOR_EVER = 10**9
 
 
-@pytest.mark.parametrize(
-    ("protocol", "kills"),
-    [
-        # Where it dies: (phase, the longest a chosen moment may lie behind it, in seconds).
-        ("live", [("copying", 0.0), ("cutting", 0.0)]),
-        ("pause", [("holding", 0.5), ("releasing", 0.3)]),
-    ],
-)
-def test_a_run_that_is_killed_amid_a_move_goes_on_and_ends_as_if_nothing_had_happened(
-    tmp_path: Path, protocol: str, kills: list[tuple[str, float]], seed: int = 1
-) -> None:
-    data, out, chance = tmp_path / "data", tmp_path / "results.jsonl", random.Random(f"{seed} {protocol}")
-    sites = ["edge-1", "cloud"]
-    for life, (phase, slack) in enumerate(kills):
+KILLS = [
+    # What is ordered, in which phase of it everything dies, and how many seconds later at most.
+    ("live", "copying", 0.0),
+    ("live", "cutting", 0.0),
+    ("pause", "holding", 0.5),
+    ("pause", "releasing", 0.3),
+]
+
+
+def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    chance = random.Random(os.environ.get("WHIMBREL_SEED", "1"))
+    data, out, sites = tmp_path / "data", tmp_path / "results.jsonl", ["edge-1", "cloud"]
+    for life, (protocol, phase, slack) in enumerate(KILLS):
         child = Child(JOB, data, out, FOR_EVER, protocol, sites[life % 2], cwd=tmp_path)
         child.wait_for(f"phase m{life + 1} {phase}")
-        threading.Event().wait(chance.uniform(0, slack))  # not to wait for anything: to die at an arbitrary moment
+        threading.Event().wait(chance.uniform(0, slack))  # waits for nothing: it dies at an arbitrary moment
         child.kill()
         assert "ended" not in child.lines
     count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + 400
@@ -53,5 +53,5 @@ def test_a_run_that_is_killed_amid_a_move_goes_on_and_ends_as_if_nothing_had_hap
     identities = {(line["_key"], line["_epoch"], line["_seq"], line["_n"]) for line in results}
     assert len(identities) == len(results) == count
     migrations = Journal(data / "journal.db").migrations()
-    assert [migration.phase for migration in migrations] == ["done"] * len(kills)
-    assert {line["_epoch"] for line in results} == set(range(len(kills) + 1)), "moved under load"
+    assert [migration.phase for migration in migrations] == ["done"] * len(KILLS)
+    assert {line["_epoch"] for line in results} == set(range(len(KILLS) + 1)), "each move was made under load"

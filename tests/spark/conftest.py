@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.rig import Rig
 
+from tests.spark.rig import Rig
 from whimbrel.spark.session import session
 
 

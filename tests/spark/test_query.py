@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
-from tests.spark.rig import Rig, by_key, stream
 
+from tests.spark.rig import Rig, by_key, stream
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Move, Opened, Parked, Ready

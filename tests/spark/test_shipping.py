@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.spark.rig import Running
 
+from tests.spark.rig import Running
 from whimbrel.core.errors import Refused
 from whimbrel.core.operator import Operator
 from whimbrel.spark.shipping import ship, unship

@@ -1,4 +1,4 @@
-"""The job that the tests run: its results depend on every record of a key and on their order, and so tell every slip."""
+"""The job that the tests run: a result depends on every record of its key, and on their order."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def forget(move: Move) -> Record:
 
 def luggage(seq: int, *seen: str, src: str = "r", timers: list[int] | None = None) -> Luggage:
     """The luggage of a key that has seen these events."""
-    return Luggage(seq, src, timers or [], wire._encoder.encode(Tape.State(seen=list(seen))))
+    return Luggage(seq, src, timers or [], wire.encode(Tape.State(seen=list(seen))))
 
 
 def told(out: Emissions) -> list[tuple[str, str]]:

@@ -25,12 +25,15 @@ from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
 from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Parked, Post, Record, Result, Shipped
 
+PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
+"""Types of values that can be written without a look at them; integers of any size excepted."""
 LAPSED = -1
 """The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
 
 
 class Entry:
-    """One key of an instance. `saved` is its state at the end of the last batch, `since` what was done after."""
+    """One key of an instance. `saved` is its state at the end of the last batch, `since` what was done after, and
+    whether in silence."""
 
     __slots__ = ("offset", "saved", "seq", "since", "src", "state", "timers")
 
@@ -38,7 +41,7 @@ class Entry:
         self.state = state
         self.saved = saved
         self.seq, self.src, self.timers = (saved.seq, saved.src, list(saved.timers)) if saved else (-1, "", [])
-        self.since: list[Record] = []
+        self.since: list[tuple[Record, bool]] = []
         self.offset = -1
 
 
@@ -97,7 +100,8 @@ class Instance:
 
         self._event = msgspec.msgpack.Decoder(event_type)
         self._state: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(operator.State)
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = wire.encode
+        self._careful = False
         self._context = Context()
         self._extra: tuple[Context, ...] = (self._context,) if takes_context(operator) else ()
         self._timed = uses_timers(operator)
@@ -125,7 +129,7 @@ class Instance:
         for record in records:
             if record.seq > self.positions.get(record.src, -1):
                 self.positions[record.src] = record.seq
-        self._seal()
+        self._seal(out)
         for departure in self.moves.departures.values():
             departure.ship(self, out)
         return out
@@ -163,7 +167,7 @@ class Instance:
         self._number = first = self._number if same else 0
         if entry.state is None:
             assert entry.saved is not None
-            entry.state = self._state.decode(entry.saved.state)
+            entry.state = self._decode(entry.saved)
         due = entry.timers[0] if entry.timers else None
         mark = len(out.results)
         act = self._acts[record.kind]
@@ -171,6 +175,8 @@ class Instance:
         for left in reversed(range(max(1, self.operator.tries))):
             try:
                 act(self, entry, record)
+                if self._careful:
+                    self._encode(entry.state)
             except Exception as error:
                 del out.results[mark:]
                 self._undo(entry)
@@ -178,7 +184,7 @@ class Instance:
                 if not left and not silent:
                     self._park(entry, record, error, out)
             else:
-                entry.since.append(record)
+                entry.since.append((record, silent))
                 done = True
                 break
         entry.seq, entry.src, entry.offset = record.seq, record.src, record.offset
@@ -187,6 +193,9 @@ class Instance:
         return done
 
     def _emit(self, /, **values: Any) -> None:
+        for value in values.values():
+            if type(value) not in PLAIN or (type(value) is int and not -(1 << 63) <= value < 1 << 64):
+                self._encode(value)  # raises here, where the operator can see it, not when the batch is written
         if self._sink is not None:
             record = self._record
             self._sink.append(
@@ -206,11 +215,26 @@ class Instance:
 
     def _undo(self, entry: Entry) -> None:
         """Bring a key back to where it was before the record that raised: last batch's state, replayed in silence."""
-        before = Entry(self._state.decode(entry.saved.state) if entry.saved else self.operator.State(), entry.saved)
-        entry.state, entry.timers, self._sink = before.state, before.timers, None
-        for past in entry.since:
+        self._restore(entry)
+        self._sink = None
+        for past, _ in entry.since:
             self._record = past
             self._acts[past.kind](self, entry, past)
+
+    def _restore(self, entry: Entry) -> None:
+        before = Entry(self._decode(entry.saved) if entry.saved else self.operator.State(), entry.saved)
+        entry.state, entry.timers = before.state, before.timers
+
+    def _redo(self, key: str, entry: Entry, out: Emissions) -> None:
+        """A key's state cannot be stored: do its batch again, looking after each record, and park the one to blame."""
+        out.results[:] = [result for result in out.results if result.key != key]
+        past, entry.since = entry.since, []
+        self._restore(entry)
+        entry.seq, entry.src = (entry.saved.seq, entry.saved.src) if entry.saved else (-1, "")
+        entry.offset, self._careful = -1, True
+        for record, silent in past:
+            self._attempt(entry, record, out, silent)
+        self._careful = False
 
     def _park(self, entry: Entry, record: Record, error: Exception, out: Emissions) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -376,7 +400,7 @@ class Instance:
 
     # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _seal(self) -> None:
+    def _seal(self, out: Emissions) -> None:
         """End a batch: encode what it touched, once, for the state store and for parcels alike."""
         delta = self._delta
         for key in self._touched:
@@ -385,7 +409,12 @@ class Instance:
                 delta.entries[key] = None
                 continue
             if entry.state is not None:
-                entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), self._encode(entry.state))
+                try:
+                    state = self._encode(entry.state)
+                except (TypeError, ValueError, OverflowError):
+                    self._redo(key, entry, out)
+                    state = self._encode(entry.state)
+                entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), state)
             entry.since = []
             delta.entries[key] = entry.saved
         for key in self._waited:
@@ -393,6 +422,16 @@ class Instance:
             delta.waiting[key] = [self._stored(record) for record in held] if held else None
         self._touched.clear()
         self._waited.clear()
+
+    def _decode(self, luggage: Luggage) -> Any:
+        """A key's state. One whose values are not what its class says is taken as it is: its operator made it so."""
+        try:
+            return self._state.decode(luggage.state)
+        except msgspec.ValidationError:
+            state = self.operator.State()
+            for name, value in msgspec.msgpack.decode(luggage.state).items():
+                setattr(state, name, value)
+            return state
 
     def delta(self) -> bytes:
         """What changed since the last call, for whoever keeps this instance's state."""

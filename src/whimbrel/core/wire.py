@@ -19,12 +19,22 @@ from whimbrel.core.errors import Corrupt, NewerFormat
 VERSION = 1
 T = TypeVar("T")
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> Any:
+    """What is not MessagePack but knows its plain Python value, as numpy's numbers do."""
+    if callable(getattr(value, "item", None)):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be stored or sent: use numbers, text, lists, dictionaries, times")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+encode = _encoder.encode
+"""The MessagePack of a value, without version and checksum: for what stands inside a message."""
 
 
 def pack(value: Any) -> bytes:
     """The bytes of a value."""
-    payload = _encoder.encode(value)
+    payload = encode(value)
     return b"".join((bytes((VERSION,)), crc32(payload).to_bytes(4, "big"), payload))
 
 

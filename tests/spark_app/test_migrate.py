@@ -1,0 +1,167 @@
+"""Orders to migrate: what makes no sense is refused with a way out and changes nothing; the rest is exact.
+
+One application serves all tests of this file, in their order; its results are looked at in the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import whimbrel as wb
+from tests.app.waiting import until
+from tests.spark_app.jobs import EXACT, SCHEMA, Chain, compare, read, rows, sequential
+from whimbrel.core.errors import Conflict
+from whimbrel.core.keys import BINS, bin_of
+from whimbrel.log import EmbeddedLog
+
+pytestmark = pytest.mark.spark
+
+RATE = 300
+
+
+@dataclass
+class Job:
+    """A running application whose source goes on until it is told to end."""
+
+    app: wb.App
+    out: Path
+    data: Path
+    ending: list[bool] = field(default_factory=list)
+
+    def unchanged(self) -> dict[str, Any]:
+        """What a refused order must leave as it is; how far the records are is none of it."""
+        stage = copy.deepcopy(self.app.status()["stages"]["chain"])
+        for instance in stage["instances"].values():
+            del instance["batch_ms"], instance["keys"]
+        return {**stage, "owners": self.app.stages["chain"].coordinator.table.owners.dump()}
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Let the source end, and wait until everything is delivered."""
+        self.ending.append(True)
+        self.app.wait(120)
+        return read(self.out)
+
+
+@pytest.fixture(scope="module")
+def job(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("migrate")
+    ending: list[bool] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        for row in rows(10**9)():
+            if ending:
+                return
+            yield row
+
+    out, data = folder / "out.jsonl", folder / "data"
+    pipeline = wb.Pipeline("orders", source=wb.Items(source, schema=SCHEMA, rate=RATE), key="key")
+    pipeline.stage("chain", Chain(ballast=20_000)).sink(wb.JsonLines(out))
+    app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=True, spark=spark)
+    try:
+        until(lambda: len(app.stages["chain"].gateway.keys) == 12, "all keys have come")
+        yield Job(app, out, data, ending)
+    finally:
+        ending.append(True)
+        app.stop()
+
+
+REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
+    "stage": (lambda app: app.migrate("chian", to="edge-1"), wb.UnknownName, "there is: chain"),
+    "site": (lambda app: app.migrate("chain", to="moon"), wb.UnknownName, "there is: cloud, edge-1"),
+    "origin": (lambda app: app.migrate("chain", to="edge-1", at="moon"), wb.UnknownName, "there is: cloud, edge-1"),
+    "protocol": (
+        lambda app: app.migrate("chain", to="edge-1", protocol="teleport"),
+        wb.UnknownName,
+        "there is: live, pause, restart",
+    ),
+    "key": (lambda app: app.migrate("chain", to="edge-1", keys=["k00", "k99"]), wb.UnknownName, "'k99'; there is: k0"),
+    "migration": (lambda app: app.story("m99"), wb.UnknownName, "unknown migration 'm99'"),
+    "share 0": (lambda app: app.migrate("chain", to="edge-1", share=0), wb.Refused, "between 0 and 1"),
+    "share -1": (lambda app: app.migrate("chain", to="edge-1", share=-1), wb.Refused, "between 0 and 1"),
+    "share 1.5": (lambda app: app.migrate("chain", to="edge-1", share=1.5), wb.Refused, "between 0 and 1"),
+    "share nan": (lambda app: app.migrate("chain", to="edge-1", share=float("nan")), wb.Refused, "between 0 and 1"),
+    "bin": (lambda app: app.migrate("chain", to="edge-1", bins=[BINS]), wb.Refused, f"0 to {BINS - 1}"),
+    "keys and bins": (lambda app: app.migrate("chain", to="edge-1", keys=["k00"], bins=[1]), wb.Refused, "one of them"),
+    "bins and share": (lambda app: app.migrate("chain", to="edge-1", bins=[1], share=0.5), wb.Refused, "one of them"),
+    "keys and share": (
+        lambda app: app.migrate("chain", to="edge-1", keys=["k00"], share=0.5),
+        wb.Refused,
+        "one of them",
+    ),
+    "budget": (lambda app: app.migrate("chain", to="edge-1", budget=0), wb.Refused, "budget"),
+    "deadline": (lambda app: app.migrate("chain", to="edge-1", deadline=0), wb.Refused, "deadline"),
+    "restart of a part": (
+        lambda app: app.migrate("chain", to="edge-1", keys=["k00"], protocol="restart"),
+        wb.Refused,
+        "select all of its keys, or use another protocol",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_an_order_that_makes_no_sense_is_refused_with_a_way_out_and_changes_nothing(job: Job, name: str) -> None:
+    act, error, told = REFUSALS[name]
+    before = job.unchanged()
+    with pytest.raises(error) as raised:
+        act(job.app)
+    assert told in str(raised.value)
+    assert isinstance(raised.value, wb.Refused)
+    assert job.unchanged() == before
+    assert before["migrations"] == {}
+
+
+@pytest.mark.parametrize(
+    "which", [{"keys": ["k00", "k01"]}, {"keys": "k00"}, {"bins": [bin_of("k00")]}, {}, {"share": 1.0}]
+)
+def test_a_move_to_where_everything_is_already_does_nothing(job: Job, which: dict[str, Any]) -> None:
+    before = job.unchanged()
+    handle = job.app.migrate("chain", to="cloud", **which)
+    assert handle.is_noop
+    assert handle.wait(0).abort().outcome == "already there"
+    assert job.unchanged() == before
+
+
+@pytest.mark.parametrize("protocol", ["live", "pause"])
+def test_an_abort_before_the_cutover_leaves_everything_where_it_was(job: Job, protocol: str) -> None:
+    """A budget of one byte a batch: the copy takes long enough for anybody to change his mind."""
+    handle = job.app.migrate("chain", to="edge-1", protocol=protocol, budget=1)
+    with pytest.raises(Conflict, match=rf"{handle.ids[0]} .*wait for it or abort"):
+        job.app.migrate("chain", to="edge-1", keys=["k03"])
+    assert handle.abort("changed my mind").wait(60).outcome == "aborted"
+    assert [migration.reason for migration in handle.migrations] == ["changed my mind"]
+    assert any("Abandoned: changed my mind" in line for line in job.app.story(handle.ids[0]))
+    assert handle.abort("once more").outcome == "aborted"
+    assert set(job.unchanged()["owners"][0]) == {"chain-1"}
+
+
+def test_an_abort_after_the_end_has_no_effect(job: Job) -> None:
+    coordinator = job.app.stages["chain"].coordinator
+    until(lambda: not list(coordinator.unsettled()), "the destination has cleaned up behind the aborted moves")
+    handle = job.app.migrate("chain", to="edge-1", keys=["k00", "k03", "k07"]).wait(60)
+    assert handle.outcome == "done"
+    assert handle.abort("too late").wait(0).outcome == "done"
+    assert [migration.reason for migration in handle.migrations] == [None]
+    owners = coordinator.table.owners
+    assert {key for key in job.app.stages["chain"].gateway.keys if owners[key] == "chain-2"} == {"k00", "k03", "k07"}
+    assert job.app.migrate("chain", to="edge-1", keys=["k00", "k07"]).is_noop
+
+
+def test_a_move_of_everything_takes_only_what_is_elsewhere(job: Job) -> None:
+    handle = job.app.migrate("chain", to="edge-1", protocol="pause").wait(60)
+    assert handle.outcome == "done"
+    assert handle.migrations[0].keys == 9
+    assert job.app.status()["stages"]["chain"]["instances"]["chain-2"]["keys"] == 12
+
+
+def test_all_results_are_exact_after_all_of_this(job: Job) -> None:
+    results = job.finish()
+    count = EmbeddedLog(job.data / "logs" / "ingress-chain.db").counter("source") + 1
+    assert compare(sequential(rows(count)()), results) == EXACT
+    assert job.app.status()["records"] == {"sent": count, "delivered": count, "refused": 0, "dead_lettered": 0}
