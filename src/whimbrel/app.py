@@ -68,7 +68,7 @@ class App:
         self._lock = _locked(data)
         try:
             self.journal = Journal(data / "journal.db")
-            self._check_directory()
+            self._check_directory(sites)
         except BaseException:
             self._lock.close()
             raise
@@ -194,6 +194,8 @@ class App:
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
         protocol_named(protocol)
+        if budget < 1 or deadline <= 0:
+            raise Refused(f"a budget is at least 1 byte, a deadline some seconds: not {budget} and {deadline}")
         runtime = self.stages[stage]
         selection = runtime.select(keys, bins, share, to, at)
         with runtime.destination(to) as destination:
@@ -234,8 +236,9 @@ class App:
 
     # ── Inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_directory(self) -> None:
-        """A data directory belongs to one pipeline: another one would not understand what lies there."""
+    def _check_directory(self, sites: Sequence[str]) -> None:
+        """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be
+        added to it, not taken away."""
         stages = [stage.name for stage in self.pipeline.stages]
         mine = wire.pack({"pipeline": self.pipeline.name, "stages": stages})
         found = self.journal.load("pipeline")
@@ -245,6 +248,11 @@ class App:
                 f"{self.data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
                 f"not to {self.pipeline.name!r} with {stages}; choose another directory"
             )
+        for stage in stages:
+            placed = self.journal.load(f"instances/{stage}")
+            gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
+            if gone:
+                raise Refused(f"{self.data} has instances at {', '.join(sorted(gone))}; name all its sites again")
         self.journal.save("pipeline", mine)
 
     def log_path(self, name: str) -> Path:

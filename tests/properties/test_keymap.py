@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from whimbrel.core.keys import EVERYTHING, KeyMap, Selection, bin_of, part_of
 
-# Three bins of three keys each, and a bin with one. The last key of each stands for all that nobody has ever named.
+# Two keys of one bin, and one each of two others; beside them one key a bin that stands for all that nobody ever names.
 NAMED = ["k0", "k673", "a", "sensor-1"]
-KEYS = {
-    key: bin_of(key) for key in ("k0", "k673", "k949", "a", "sensor-1", *(f"k{n}" for n in range(3000)))
-}  # fmt: skip
+KEYS = {key: bin_of(key) for key in (*NAMED, *(f"k{n}" for n in range(9000)))}
 BINS = sorted({KEYS[key] for key in NAMED})
 UNNAMED = [next(key for key, bin in KEYS.items() if bin == wanted and key not in NAMED) for wanted in BINS]
 UNIVERSE = [*NAMED, *UNNAMED]

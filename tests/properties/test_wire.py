@@ -17,11 +17,12 @@ from whimbrel.core.record import Outgoing
 TYPES: list[Any] = [*{type(message) for message in MESSAGES}, list[Outgoing], str]
 PAYLOADS = [msgspec.msgpack.encode(message) for message in MESSAGES]
 
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    scalars | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @st.composite

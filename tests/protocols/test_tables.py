@@ -215,6 +215,18 @@ def test_the_happy_path_of_a_hand_over(name: str, preparing: str, committing: st
 
 
 @HANDOVERS
+@pytest.mark.parametrize("last", [Closed, Opened])
+def test_it_is_done_when_both_ends_are(name: str, preparing: str, committing: str, undoing: str, last: type) -> None:
+    first = Opened if last is Closed else Closed
+    ends: dict[type, str] = {Closed: "a", Opened: "b"}
+    tell = Told(name)
+    tell(Ordered())
+    tell(notice(Ready, "b"))
+    assert tell(notice(first, ends[first])) == (committing, [])
+    assert tell(notice(last, ends[last])) == (DONE, [])
+
+
+@HANDOVERS
 def test_a_notice_that_is_repeated_counts_once(name: str, preparing: str, committing: str, undoing: str) -> None:
     tell = Told(name)
     tell(Ordered())

@@ -1,4 +1,4 @@
-"""What unit tests write into a part of an instance, and an operator whose state tells everything that happened to it."""
+"""What unit tests write into a part of an instance, and an operator whose state tells all that happened to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tape(operator.Operator):
     class State(operator.State):
         """All that has happened to a key."""
 
-        seen: list[str] = []
+        seen: list[str] = []  # noqa: RUF012 (msgspec copies it)
 
     def process(self, key: str, event: str, state: Any, emit: Emit, ctx: Context) -> None:
         """One event."""

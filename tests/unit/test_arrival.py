@@ -99,6 +99,13 @@ def test_ready_when_every_part_of_the_source_has_sent_everything_and_every_route
     assert heard == [[], [], [], [], [Ready("m1", "b", 0, 1)]]
 
 
+def test_not_ready_before_the_last_router_has_begun_even_if_everything_is_here() -> None:
+    both = move("k", routers="rs")
+    instance = destination(parcel(both, {"k": luggage(10, "x")}), shipped(both))
+    assert instance.apply([mark(BEGIN, both, 10, "s")]).notices == []
+    assert notices(instance.apply([mark(BEGIN, both, 10, "r")])) == ["Ready"]
+
+
 def test_ready_is_said_once() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), shipped(LIVE))
     assert instance.apply([mark(BEGIN, LIVE, 10), shipped(LIVE)]).notices == []

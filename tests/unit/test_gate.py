@@ -101,6 +101,15 @@ def test_a_restored_gate_goes_on_where_it_was() -> None:
         assert ids(one.close(closed(K, 2))) == [("k", 2, 9), ("k", 2, 10)]
 
 
+def test_a_restored_gate_refuses_a_zombie_even_if_nobody_else_speaks() -> None:
+    gate = Gate()
+    gate.close(closed(K, 1))
+    again = Gate()
+    again.restore(gate.snapshot())
+    assert again.offer([result("k", 0, 3)]) == []
+    assert again.refused == 1
+
+
 def test_a_gate_that_was_never_used_can_be_restored() -> None:
     gate = Gate()
     gate.restore(Gate().snapshot())

@@ -31,7 +31,7 @@ BIN, FIRST, SECOND, THIRD = 179, "k0", "k673", "k949"
     ],
 )
 def test_the_bin_of_a_key_is_the_same_for_ever(key: str, bin: int) -> None:
-    """State lies in checkpoints and logs by bin: if one of these ever changes, keys are looked for where they are not."""
+    """Checkpoints and logs are full of bins: if one of these ever changed, keys would be sought where they are not."""
     assert bin_of(key) == bin
 
 

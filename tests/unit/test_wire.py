@@ -11,10 +11,10 @@ from tests.unit.records import luggage, move, part
 from whimbrel.core import gate, instance, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
 from whimbrel.core.protocols.machine import Heard, Line, Migration
-from whimbrel.core.record import Closed, Move, Outgoing, Parcel, Parked, Ready, Result, Shipped
+from whimbrel.core.record import Closed, Move, Notice, Outgoing, Parcel, Parked, Ready, Result, Shipped
 
 MOVE = move("k", "é", routers="rs")
-NOTICES = [
+NOTICES: list[Notice] = [
     Ready("m1", "b", 0, 2),
     Closed("m1", "a", 1, 2, MOVE.selection, 1),
     Parked("a", "k", 7, "r", "ValueError: x", '"e"'),

@@ -8,121 +8,124 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.pool import AsyncResult
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
+from rich.table import Table
 
 from whimbrel.bench import report
-from whimbrel.core.protocols import PROTOCOLS
-from whimbrel.sim.run import Found, search
+from whimbrel.sim.run import CHOICES, Outcome, search
 from whimbrel.sim.sabotage import SABOTAGES
 
-SLICE = 25
+SLICE = 5
 """Seeds a worker takes at a time."""
 
 Job = tuple[tuple[str, ...], range, str | None]
-Outcome = tuple[Found | None, int, int, float]
+Workers = Callable[[Iterable[Job]], Iterator[Outcome]]
+"""Do jobs, and give their outcomes back in the order of the jobs."""
 
 
 def sim(
-    protocol: Annotated[str, typer.Option(help="A protocol's name, or all.")] = "all",
+    protocol: Annotated[str, typer.Option(help=f"{', '.join(CHOICES)}, or all of them.")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="How many histories of each protocol.")] = 2000,
     sabotage: Annotated[
-        str | None, typer.Option(help="Switch one safeguard off, or all in turn: success means it is noticed.")
+        str | None,
+        typer.Option(help=f"Switch a safeguard off: {', '.join(SABOTAGES)}, or all in turn. Success means: noticed."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", "--first-seed", min=0, help="The first seed.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = os.cpu_count() or 1,
 ) -> None:
     """Thousands of histories with crashes, delays and repeated messages: is any promise ever broken?
 
     Examples: whimbrel sim --protocol all --seeds 2000
-              whimbrel sim --sabotage all
+              whimbrel sim --sabotage all --seeds 300
     """
-    protocols = _chosen("protocol", protocol, list(PROTOCOLS))
-    sabotages = _chosen("sabotage", sabotage, list(SABOTAGES)) if sabotage else []
-    console = Console()
+    protocols = tuple(_chosen("protocol", protocol, CHOICES))
+    safeguards: list[str | None] = [*_chosen("sabotage", sabotage, list(SABOTAGES))] if sabotage else [None]
     start = time.monotonic()
-    figures: dict[str, Any] = {**report.heading(seed), "schedules": 0, "steps": 0, "violations": 0}
-    figures["first_violation"] = None
-    with multiprocessing.get_context("spawn").Pool(jobs, _ignore_interrupts) as processes:
-        pool = Pool(processes, 2 * jobs)
-        if sabotages:
-            figures["sabotages"] = {}
-            for name in sabotages:
-                found = _search(pool, protocols, range(seed, seed + seeds), name, console, figures)
-                told = f"caught at seed {found.seed}" if found else "not caught"
-                figures["sabotages"][name] = told
-                console.print(f"{name:10} {told}" + (f" ({found.protocol}: {found.what[:100]})" if found else ""))
-            held = all(told != "not caught" for told in figures["sabotages"].values())
-        else:
-            found = _search(pool, protocols, range(seed, seed + seeds), None, console, figures)
-            held = found is None
-            if found:
-                figures |= {"violations": 1, "first_violation": msgspec.to_builtins(found)}
-                console.print(f"[bold red]{found.protocol}, seed {found.seed}[/]: {found.what}")
-    figures["seconds"] = round(time.monotonic() - start, 1)
-    console.print(
-        f"{figures['schedules']:,} histories, {figures['steps']:,} steps in {figures['seconds']} s: "
-        + (
-            "every sabotage was caught"
-            if sabotages and held
-            else "no promise broken"
-            if held
-            else "[bold red]failed[/]"
-        )
-    )
+    with _workers(min(jobs, seeds)) as workers:
+        outcomes = {off: _search(workers, protocols, range(seed, seed + seeds), off) for off in safeguards}
+    seconds = round(time.monotonic() - start, 1)
+    total = Outcome()
+    for outcome in outcomes.values():
+        total += outcome
+    schedules, steps = total.total("schedules"), total.total("steps")
+    violation = None if sabotage else total.found
+    held = all(outcome.found for outcome in outcomes.values()) if sabotage else violation is None
+
+    console = Console()
+    console.print(_sabotage_table(outcomes) if sabotage else _table(total))
+    console.print(f"{schedules:,} histories, {steps:,} steps in {seconds} s: {_verdict(outcomes)}")
     if json is not None:
+        figures = {
+            **report.heading(seed),
+            "schedules": schedules,
+            "steps": steps,
+            "violations": int(violation is not None),
+            "first_violation": msgspec.to_builtins(violation),
+            "seconds": seconds,
+            "sabotages": {off: _told(outcome) for off, outcome in outcomes.items() if off},
+            "seen": {name: dict(sorted(tally.items())) for name, tally in total.tallies.items()},
+        }
         report.write(figures, json)
     if not held:
         raise typer.Exit(1)
 
 
-class Pool:
-    """Worker processes that are given little ahead: when something is found, nothing is left to be done for nothing."""
+# ── Searching ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, processes: Any, ahead: int) -> None:
-        self._processes, self._ahead = processes, ahead
 
-    def run(self, work: list[Job]) -> Iterator[Outcome]:
-        """The outcomes, in the order of the work."""
-        pending: deque[Any] = deque()
-        for job in work:
-            pending.append(self._processes.apply_async(_run, (job,)))
-            if len(pending) >= self._ahead:
+def _search(workers: Workers, protocols: tuple[str, ...], seeds: range, sabotage: str | None) -> Outcome:
+    """Up to the violation with the lowest seed: slices come back in order, so the first is the lowest."""
+    slices: list[Job] = [(protocols, seeds[at : at + SLICE], sabotage) for at in range(0, len(seeds), SLICE)]
+    whole = Outcome()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        doing = f"without {sabotage}" if sabotage else "histories"
+        for outcome in progress.track(workers(slices), total=len(slices), description=doing):
+            whole += outcome
+            if whole.found is not None:
+                break
+    return whole
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[Workers]:
+    """Worker processes that leave Ctrl-C to us, from their first moment on, and end when we leave."""
+    resource_tracker.ensure_running()  # it runs beside the workers, and would lift the block when it is started
+    pressed: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    # A new process inherits what is blocked here, so that none of them can die noisily while it starts.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pool = multiprocessing.get_context("spawn").Pool(count)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+
+    def in_order(slices: Iterable[Job]) -> Iterator[Outcome]:
+        """Little is given ahead: when something is found, little is left to do."""
+        pending: deque[AsyncResult[Outcome]] = deque()
+        for job in slices:
+            pending.append(pool.apply_async(search, job))
+            if len(pending) > 2 * count:
                 yield pending.popleft().get()
         while pending:
             yield pending.popleft().get()
 
-
-def _search(
-    pool: Pool, protocols: list[str], seeds: range, sabotage: str | None, console: Console, figures: dict[str, Any]
-) -> Found | None:
-    """The violation with the lowest seed; slices come back in order, so the first is the lowest."""
-    work: list[Job] = [(tuple(protocols), seeds[at : at + SLICE], sabotage) for at in range(0, len(seeds), SLICE)]
-    with Progress(console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task(f"sabotage: {sabotage}" if sabotage else "histories", total=len(work))
-        for found, schedules, steps, _ in pool.run(work):
-            figures["schedules"] += schedules
-            figures["steps"] += steps
-            progress.advance(task)
-            if found is not None:
-                return found
-    return None
-
-
-def _run(job: Job) -> Outcome:
-    return search(*job)
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the parent, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with pool:
+        if pressed:
+            raise KeyboardInterrupt
+        yield in_order
 
 
 def _chosen(kind: str, name: str, known: list[str]) -> list[str]:
@@ -132,3 +135,41 @@ def _chosen(kind: str, name: str, known: list[str]) -> list[str]:
         typer.echo(f"whimbrel: unknown {kind} {name!r}; there is: {', '.join(known)}, all", err=True)
         raise typer.Exit(2)
     return [name]
+
+
+# ── Telling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _told(outcome: Outcome) -> str:
+    return f"caught at seed {outcome.found.seed}" if outcome.found else "not caught"
+
+
+def _verdict(outcomes: dict[str | None, Outcome]) -> str:
+    if None in outcomes:
+        found = outcomes[None].found
+        if found is None:
+            return "no promise broken"
+        again = f"whimbrel sim --protocol {found.protocol} --seed {found.seed} --seeds 1"
+        return f"[bold red]{escape(found.what)}[/]\nOnce more: {again}"
+    missed = [str(name) for name, outcome in outcomes.items() if not outcome.found]
+    return f"[bold red]not caught: {', '.join(missed)}[/]" if missed else "every sabotage was caught"
+
+
+def _table(outcome: Outcome) -> Table:
+    """By protocol: how much was run, and what happened in it."""
+    seen = {"schedules": "histories", "steps": "steps", "migrations done": "moved", "migrations aborted": "aborted"}
+    table = Table("protocol", *seen.values(), "deaths", "zombies refused", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, tally in outcome.tallies.items():
+        deaths = sum(count for what, count in tally.items() if what.endswith(" died"))
+        table.add_row(name, *(f"{n:,}" for n in (*(tally[what] for what in seen), deaths, tally["zombies refused"])))
+    return table
+
+
+def _sabotage_table(outcomes: dict[str | None, Outcome]) -> Table:
+    table = Table("without", "", "protocol", "by", box=None)
+    for name, outcome in outcomes.items():
+        found = outcome.found
+        table.add_row(name, _told(outcome), found.protocol if found else "", escape(found.what[:80]) if found else "")
+    return table

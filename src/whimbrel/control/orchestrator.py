@@ -214,7 +214,7 @@ class Orchestrator:
             try:
                 self._check_deadlines()
                 self._check_queries()
-            except WhimbrelError as error:
+            except Exception as error:  # whatever it is, it must be told, and the watch goes on
                 self.error = error
 
     def _check_deadlines(self) -> None:

@@ -77,7 +77,7 @@ class GatewayActor(Actor):
             self._route(entry.position, entry.blob)
             self.position = entry.position + 1
             worked = True
-        if self.world.random.random() < 0.2:
+        if worked and self.world.random.random() < 0.2:
             snapshot = self.router.snapshot()
             if snapshot is not None:
                 self.saved = (self.position, snapshot)
@@ -85,18 +85,18 @@ class GatewayActor(Actor):
 
     def _ingest(self) -> None:
         rng, at = self.world.random, self.ingress.tail()
-        now = self.world.now_us
         if rng.random() < 0.25:
-            content: Any = ("tick", now)
+            content: Any = ("tick", self.world.now_us)
         else:
-            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # others come later
+            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more come later
             keys = [rng.choice(known) for _ in range(rng.randint(1, 4))]
-            content = [
-                Record(0, Kind.DATA, bin_of(key), key, self.seq_of(at) + n, 0, self.name, now - rng.randint(0, 900), now,
-                       rng.randint(0, 99))
-                for n, key in enumerate(keys)
-            ]  # fmt: skip
+            content = [self._record(key, self.seq_of(at) + n) for n, key in enumerate(keys)]
         self.ingress.append(content, count=1, writer="devices", counter=at)
+
+    def _record(self, key: str, seq: int) -> Record:
+        rng, now = self.world.random, self.world.now_us
+        event_us = now - rng.randint(0, 900)
+        return Record(0, Kind.DATA, bin_of(key), key, seq, 0, self.name, event_us, now, rng.randint(0, 99))
 
     def _route(self, position: int, content: Any) -> None:
         seq = self.seq_of(position)
@@ -223,7 +223,7 @@ class OutletActor(Actor):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.pace *= 3
+        self.pace *= 1.5
         self.delivered: list[Result] = []
         self.parked: list[Parked] = []
         self.names = sorted(world.outboxes)

@@ -43,7 +43,7 @@ class Job(operator.Operator):
             emit(half=state.chain // 2)
         if event in (13, 63):
             raise ValueError("this record is poison")
-        emit(count=state.count, chain=state.chain, chance=ctx.random.randint(0, 9) if event % 4 else 0)
+        emit(count=state.count, chain=state.chain, chance=0 if event % 4 else ctx.random.randint(0, 9))
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
         """A timer is due."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
+from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.sim.check import Invariants, Violation, check_end
+from whimbrel.sim.orders import MIXED
 from whimbrel.sim.sabotage import sabotaged
 from whimbrel.sim.world import World
+
+CHOICES = [*PROTOCOLS, MIXED]
+"""What a world can be made with."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -18,6 +23,23 @@ class Found(msgspec.Struct, frozen=True):
     protocol: str
     seed: int
     what: str
+
+
+class Outcome(msgspec.Struct):
+    """What a search has seen: the first violation if there was one, and by protocol how often what has happened."""
+
+    found: Found | None = None
+    tallies: dict[str, Counter[str]] = {}
+
+    def __iadd__(self, other: Outcome) -> Outcome:
+        self.found = self.found or other.found
+        for protocol, tally in other.tallies.items():
+            self.tallies.setdefault(protocol, Counter()).update(tally)
+        return self
+
+    def total(self, what: str) -> int:
+        """How often something has happened, in all protocols."""
+        return sum(tally[what] for tally in self.tallies.values())
 
 
 def run_seed(protocol: str, seed: int) -> World:
@@ -31,27 +53,25 @@ def run_seed(protocol: str, seed: int) -> World:
         raise
     except Exception as error:  # nothing that can happen here may raise anything
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
+    for migration in world.coordinator.coordinator.migrations.values():
+        world.tally[f"migrations {migration.phase}"] += 1
+    world.tally["zombies refused"] = world.outlet.gate.refused
     return world
 
 
-def search(
-    protocols: Iterable[str],
-    seeds: Iterable[int],
-    sabotage: str | None = None,
-    progress: Callable[[int], None] = lambda schedules: None,
-) -> tuple[Found | None, int, int, float]:
-    """The first violation (or None), and how many schedules and steps were run in how many seconds."""
-    schedules = steps = 0
-    start = time.monotonic()
-    found = None
+def search(protocols: Iterable[str], seeds: Iterable[int], sabotage: str | None = None) -> Outcome:
+    """Run every seed with every protocol, up to the first violation."""
+    outcome = Outcome()
     with sabotaged(sabotage):
         for seed in seeds:
             for protocol in protocols:
-                schedules += 1
+                tally = outcome.tallies.setdefault(protocol, Counter())
+                tally["schedules"] += 1
                 try:
-                    steps += run_seed(protocol, seed).steps
+                    world = run_seed(protocol, seed)
                 except Violation as violation:
-                    found = Found(protocol, seed, str(violation))
-                    return found, schedules, steps, time.monotonic() - start
-            progress(schedules)
-    return found, schedules, steps, time.monotonic() - start
+                    outcome.found = Found(protocol, seed, str(violation))
+                    return outcome
+                tally["steps"] += world.steps
+                tally.update(world.tally)
+    return outcome
