@@ -15,7 +15,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -39,7 +40,7 @@ from whimbrel.site.site import Site
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
 
-PERIOD = 0.25
+PERIOD = 0.5
 """Seconds between snapshots of the routers, and between ticks."""
 
 
@@ -132,28 +133,41 @@ class App:
         self._raise_errors()
 
     def stop(self) -> None:
-        """Stop everything, in the order of a record's way. What is in the logs is delivered at the next start."""
+        """Stop everything, in the order of a record's way. What is in the logs is delivered at the next start.
+
+        What cannot be stopped, because its JVM is gone for instance, does not keep the rest; its error is raised then.
+        """
         if self._stopped:
             return
         self._stopped = True
-        self.feed.stop()
-        self._stopping.set()
-        self.orchestrator.stop()
+        errors = []
+        for end in self._ends():
+            try:
+                end()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self.feed.stop
+        yield self._stopping.set
+        yield self.orchestrator.stop
         if self._saver.is_alive():
-            self._saver.join()
+            yield self._saver.join
         for site in self.sites.values():
             for instance in list(site.queries):
-                site.stop(instance)
+                yield partial(site.stop, instance)
         for runtime in self.stages.values():
-            runtime.outlet.stop()
+            yield runtime.outlet.stop
         for log in self._logs.values():
-            log.close()
-        self.journal.close()
-        self._lock.close()
+            yield log.close
+        yield self.journal.close
+        yield self._lock.close
         if self._owns_spark:
-            self.spark.stop()
+            yield self.spark.stop
         if self._temporary:
-            shutil.rmtree(self.data, ignore_errors=True)
+            yield partial(shutil.rmtree, self.data, ignore_errors=True)
 
     def __enter__(self) -> App:
         return self
@@ -293,7 +307,7 @@ class App:
             try:
                 for runtime in self.stages.values():
                     runtime.save()
-            except Unavailable as error:
+            except Exception as error:  # told by whoever waits
                 self.orchestrator.error = error
 
 

@@ -52,6 +52,7 @@ class StageRuntime:
             self.inboxes.__getitem__,
             intake.schema,
             app.clock_us,
+            wall_clock=not intake.has_time,
             keep=app.keep,
         )
         self.gateway.recover(app.journal.load(f"router/{stage.name}"))
@@ -134,7 +135,7 @@ class StageRuntime:
 
     def save(self) -> None:
         """A snapshot of the router, and a tick if the operator has timers."""
-        if self._ticks is not None:
+        if self._ticks is not None and not (self.app.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
         blob = self.gateway.save()
@@ -150,8 +151,10 @@ class StageRuntime:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was sent has been applied and delivered."""
-        for instance, site in self.coordinator.sites.items():
+        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired."""
+        if self._ticks is not None and not self.gateway.has_told_time:
+            return False
+        for instance, site in list(self.coordinator.sites.items()):
             query = self.app.sites[site].queries.get(instance)
             if query is None or not query.is_drained:
                 return False

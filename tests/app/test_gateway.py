@@ -338,3 +338,43 @@ def test_a_tick_tells_the_latest_event_time_seen_also_after_a_rebirth() -> None:
     world.reborn()
     world.gateway.tick(0)
     assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [9_000]
+
+
+def test_a_tick_that_tells_nothing_new_is_not_sent() -> None:
+    """Or a stage with timers would have something to do for ever, and its run would never come to an end."""
+    world = World()
+    assert world.gateway.has_told_time, "no record, no time"
+    send(0, "a")(world)
+    world.step = 7
+    send(1, "a")(world)
+    assert not world.gateway.has_told_time
+    for counter in range(3):
+        world.gateway.tick(counter)
+        assert world.gateway.has_told_time
+    assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [7_000]
+    send(2, "a")(world)
+    world.gateway.tick(3)
+    assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [7_000], "the same moment again"
+    world.step = 8
+    send(3, "a")(world)
+    world.reborn()
+    assert not world.gateway.has_told_time
+    world.gateway.tick(4)
+    assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [7_000, 8_000]
+
+
+def test_where_events_have_no_time_of_their_own_the_clock_goes_on_without_them() -> None:
+    world = World()
+    gateway = Gateway(
+        Router("gateway", RouteTable("s-1")),
+        MemoryLog(),
+        MemoryLog(),
+        world.logs.__getitem__,
+        SCHEMA,
+        lambda: world.step * 1_000,
+        wall_clock=True,
+    )
+    for world.step in (3, 4):
+        gateway.tick(world.step)
+        assert gateway.has_told_time
+    assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [3_000, 4_000]

@@ -32,7 +32,7 @@ class Running(Operator):
     class State(State):
         count: int = 0
         total: int = 0
-        words: list[str] = []  # noqa: RUF012
+        words: list[str] = []
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
         state.count += 1

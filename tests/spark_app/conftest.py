@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.faults.children import SHORT_LIFE
 from whimbrel.spark.session import session
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    spark = session("whimbrel-tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", SHORT_LIFE)
+        spark = session("whimbrel-tests")
     yield spark
     spark.stop()

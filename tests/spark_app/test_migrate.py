@@ -42,6 +42,11 @@ class Job:
             del instance["batch_ms"], instance["keys"]
         return {**stage, "owners": self.app.stages["chain"].coordinator.table.owners.dump()}
 
+    def settle(self) -> None:
+        """Until the destination of an aborted move has cleaned up: before that its keys cannot be moved there again."""
+        coordinator = self.app.stages["chain"].coordinator
+        until(lambda: not list(coordinator.unsettled()), "the destination has cleaned up behind the aborted move")
+
     def finish(self) -> list[dict[str, Any]]:
         """Let the source end, and wait until everything is delivered."""
         self.ending.append(True)
@@ -131,6 +136,7 @@ def test_a_move_to_where_everything_is_already_does_nothing(job: Job, which: dic
 @pytest.mark.parametrize("protocol", ["live", "pause"])
 def test_an_abort_before_the_cutover_leaves_everything_where_it_was(job: Job, protocol: str) -> None:
     """A budget of one byte a batch: the copy takes long enough for anybody to change his mind."""
+    job.settle()
     handle = job.app.migrate("chain", to="edge-1", protocol=protocol, budget=1)
     with pytest.raises(Conflict, match=rf"{handle.ids[0]} .*wait for it or abort"):
         job.app.migrate("chain", to="edge-1", keys=["k03"])
@@ -142,13 +148,12 @@ def test_an_abort_before_the_cutover_leaves_everything_where_it_was(job: Job, pr
 
 
 def test_an_abort_after_the_end_has_no_effect(job: Job) -> None:
-    coordinator = job.app.stages["chain"].coordinator
-    until(lambda: not list(coordinator.unsettled()), "the destination has cleaned up behind the aborted moves")
+    job.settle()
     handle = job.app.migrate("chain", to="edge-1", keys=["k00", "k03", "k07"]).wait(60)
     assert handle.outcome == "done"
     assert handle.abort("too late").wait(0).outcome == "done"
     assert [migration.reason for migration in handle.migrations] == [None]
-    owners = coordinator.table.owners
+    owners = job.app.stages["chain"].coordinator.table.owners
     assert {key for key in job.app.stages["chain"].gateway.keys if owners[key] == "chain-2"} == {"k00", "k03", "k07"}
     assert job.app.migrate("chain", to="edge-1", keys=["k00", "k07"]).is_noop
 

@@ -23,7 +23,7 @@ class Tape(operator.Operator):
     class State(operator.State):
         """All that has happened to a key."""
 
-        seen: list[str] = []  # noqa: RUF012 (msgspec copies it)
+        seen: list[str] = []
 
     def process(self, key: str, event: str, state: Any, emit: Emit, ctx: Context) -> None:
         """One event."""

@@ -50,7 +50,7 @@ def latency_over_time(
     axes.set_title(title, fontsize=11, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=4)
+    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.27), ncols=4)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Retry, Unavailable, UnknownName, WhimbrelError
+from whimbrel.core.errors import Retry, Unavailable, UnknownName
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
@@ -200,12 +200,12 @@ class Orchestrator:
                 self.tell(stage, id, Started(site))
 
     def _answer_failure(self, stage: str, id: str, command: Command, error: Retry) -> None:
+        self._stopping.wait(PERIOD)
         nothing_happened = isinstance(error, Unavailable)
         if nothing_happened and isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
             self.tell(stage, id, Failed(str(error)))
         else:  # a log that cannot be written now, an instance that ran there already: repeated until it works
             self._todo.put((stage, id, command))
-            self._stopping.wait(PERIOD)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -51,12 +51,13 @@ class Gateway:
         user: pa.Schema,
         clock_us: Callable[[], int],
         *,
+        wall_clock: bool = False,
         keep: bool = False,
     ) -> None:
-        """`known`: a log of the keys that have ever come. `keep`: do not trim the ingress log, so that a whole run can
-        be checked afterwards."""
+        """`known`: a log of the keys that have ever come. `wall_clock`: events happen when they arrive. `keep`: do not
+        trim the ingress log, so that a whole run can be checked afterwards."""
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
-        self._known = known
+        self._known, self._wall_clock = known, wall_clock
         self.keys: dict[str, None] = {}
         """Every key that has ever come, in the order of their first records."""
         self._inbox_of, self._clock_us = inbox_of, clock_us
@@ -68,7 +69,7 @@ class Gateway:
         """Routed, but not in its inbox yet: inbox, blob, number of records, ingress position."""
         self._unsure = False
         """An append has failed: the ingress log may have more than was routed, an inbox less."""
-        self._latest_us = 0
+        self._latest_us = self._told_us = 0
         self.sent = 0
         self.doubled: Counter[str] = Counter()
         """By move: bytes of its markers, and of records that went to both instances."""
@@ -110,8 +111,17 @@ class Gateway:
         self.doubled[command.move.id] += 2 * len(body)
 
     def tick(self, counter: int) -> None:
-        """Tell the instances how late it is: the latest event time seen."""
-        self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+        """Tell the instances how late it is: by the wall clock if events have no time of their own, else as late as the
+        latest event. Nothing happens if they know."""
+        if self._wall_clock:
+            self._latest_us = max(self._latest_us, self._clock_us())
+        if not self.has_told_time:
+            self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+
+    @property
+    def has_told_time(self) -> bool:
+        """Whether the instances know how late it is."""
+        return self._told_us >= self._latest_us
 
     def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> None:
         with self._turn():
@@ -126,6 +136,7 @@ class Gateway:
 
     def _apply(self, record: Record) -> Routed:
         if record.kind == Kind.TICK:
+            self._told_us = record.event_us
             return self.router.tick(record.seq, record.event_us, record.ingress_us)
         command = _COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)

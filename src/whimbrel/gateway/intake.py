@@ -80,7 +80,7 @@ class Intake:
             raise Refused(
                 f"{event_time!r} cannot be the event time: make it a timestamp, a date or microseconds (long)"
             )
-        self.schema, self.lenient = schema, lenient
+        self.schema, self.lenient, self.has_time = schema, lenient, event_time is not None
         self._key = schema.names.index(key)
         self._time = None if event_time is None else schema.names.index(event_time)
         self._type = msgspec.defstruct("Event", [(field.name, _python(field) | None, None) for field in schema])

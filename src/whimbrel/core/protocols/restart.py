@@ -95,6 +95,11 @@ def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
     return ABORTED, []
 
 
+def go_back_again(migration: Migration, event: Failed) -> Answer:
+    """It cannot be started where it was, for now: there is nowhere else, so again."""
+    return RETURNING, _start_here(migration)
+
+
 def returned(migration: Migration, event: Started) -> Answer:
     """It runs where it was."""
     return (ABORTED, []) if event.site == migration.from_site else (RETURNING, [])
@@ -112,13 +117,14 @@ TABLE: Table = {
     (COPYING, Failed): go_back,
     (STARTING, Failed): go_back,
     (RETURNING, Started): returned,
+    (RETURNING, Failed): go_back_again,
 }
 # What comes twice or late changes nothing.
 for _phase, _events in {
     STOPPING: (Ordered,),
     COPYING: (Ordered, Stopped),
     STARTING: (Ordered, Stopped, Copied, Abandoned),
-    RETURNING: (Ordered, Stopped, Copied, Abandoned, Failed),
+    RETURNING: (Ordered, Stopped, Copied, Abandoned),
     DONE: (Ordered, Stopped, Copied, Started, Abandoned),
     ABORTED: (Ordered, Stopped, Copied, Started, Abandoned, Failed),
 }.items():
