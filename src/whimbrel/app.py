@@ -40,6 +40,10 @@ from whimbrel.site.site import Site
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
 
+TRIGGER = "500 milliseconds"
+"""How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
+other's way, and a site without records would ask for them all the time."""
+
 PERIOD = 0.5
 """Seconds between snapshots of the routers, and between ticks."""
 
@@ -317,7 +321,7 @@ def run(
     *,
     data: str | Path | None = None,
     keep: bool = False,
-    trigger: str = "0 seconds",
+    trigger: str = TRIGGER,
     max_backlog: int = 200_000,
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whimbrel import app as application
+from whimbrel.app import TRIGGER
 from whimbrel.bench import picture, report
 from whimbrel.bench.measure import Release, compare, measure, percentiles, sequential, span
 from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
@@ -38,7 +39,7 @@ class Options:
     seed: int = 1
     data: Path | None = None
     out: Path = Path("whimbrel-demo")
-    trigger: str = "0 seconds"
+    trigger: str = TRIGGER
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from whimbrel.app import App
+from whimbrel.app import TRIGGER, App
 from whimbrel.bench import demo as scene
 from whimbrel.bench import report
 
@@ -27,7 +27,7 @@ def demo(
         Path | None, typer.Option(help="Keep logs and checkpoints here (default: a temporary folder).")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-demo"),
-    trigger: Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")] = "0 seconds",
+    trigger: Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")] = TRIGGER,
 ) -> None:
     """A cloud and two edges on this machine; half of a fleet moves live, half pauses, and half restarts.
 

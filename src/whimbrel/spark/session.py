@@ -95,7 +95,7 @@ def session(
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
         **(extra or {}),
     }
-    builder = SparkSession.builder.appName(name).master(f"local[{cores}]")
+    builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
     for key, value in settings.items():
         builder = builder.config(key, value)
     with quiet_children():
