@@ -26,16 +26,18 @@ SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 class Child:
     """A Python process in a group of its own; its lines can be waited for."""
 
-    def __init__(self, *arguments: object, cwd: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: object, cwd: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
         self.errors = cwd / f"{self.mark}.err"
-        settings = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIFE}
+        temporary = cwd / "tmp"  # what is killed cannot clean up behind itself
+        temporary.mkdir(exist_ok=True)
+        settings = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIFE, "TMPDIR": str(temporary)}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],
                 cwd=cwd,
-                env={**os.environ, **settings, **(env or {}), MARK: self.mark},
+                env={**os.environ, **settings, MARK: self.mark},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

