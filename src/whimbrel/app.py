@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,9 @@ from whimbrel.spark.session import session
 TRIGGER = "500 milliseconds"
 """How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
 other's way, and a site without records would ask for them all the time."""
+
+WARM_UPS = 3
+"""Batches that every site does before the first record comes in."""
 
 PERIOD = 0.5
 """Seconds between snapshots of the routers, and between ticks."""
@@ -120,8 +124,10 @@ class App:
             for instance, site in list(runtime.coordinator.sites.items()):
                 if not self.orchestrator.is_relocating(runtime.stage.name, instance):
                     self.sites[site].start(instance, wait=False)
-        for place in self.sites.values():
-            place.wait()
+        # All at once, and more than once: when two sites first work together, Spark starts more Python workers.
+        with ThreadPoolExecutor(len(self.sites)) as pool:
+            for _ in range(WARM_UPS):
+                list(pool.map(Site.wait, self.sites.values()))
         self.orchestrator.start()
         self._saver.start()
         self.feed.start()
