@@ -10,6 +10,6 @@ from whimbrel.bench.throughput import NATIVE, ROWS, WHIMBREL, throughput
 
 @pytest.mark.spark
 def test_a_keyed_count_is_at_least_four_times_as_fast(spark: SparkSession, tmp_path: Path) -> None:
-    report = throughput(spark, tmp_path, rows=60_000, warm_up=2, candidates=(WHIMBREL, ROWS, NATIVE))
+    report = throughput(spark, tmp_path, rows=80_000, warm_up=3, candidates=(WHIMBREL, ROWS, NATIVE))
     assert report["results_equal"]
     assert report["ratio"]["vs_transformWithState"] >= 4, report

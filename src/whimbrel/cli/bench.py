@@ -28,11 +28,11 @@ def throughput(
     Example: whimbrel bench throughput --keys 10000 --rows 400000
     """
     from whimbrel.bench.throughput import throughput as measure
-    from whimbrel.spark.session import session
+    from whimbrel.spark.session import BOTH_COMPILERS, session
 
     console = Console()
     console.print(f"{keys:,} keys, batches of {batch_rows:,} rows; starting Spark ...")
-    spark = session("whimbrel-bench")
+    spark = session("whimbrel-bench", extra=BOTH_COMPILERS)
     try:
         with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
             figures = measure(spark, Path(folder), keys=keys, rows=rows, batch_rows=batch_rows)
