@@ -69,7 +69,7 @@ class CountRows(StatefulProcessor):
         n = found[0] if found else 0
         for row in rows:
             n += 1
-            yield Row(bin=row._bin, n=n)
+            yield Row(bin=row.place, n=n)
         self.count.update((n,))
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class CountFrames(StatefulProcessor):
         found = self.count.get()
         n = found[0] if found else 0
         for frame in rows:
-            yield pd.DataFrame({"bin": frame["_bin"], "n": range(n + 1, n + len(frame) + 1)})
+            yield pd.DataFrame({"bin": frame["place"], "n": range(n + 1, n + len(frame) + 1)})
             n += len(frame)
         self.count.update((n,))
 
@@ -158,16 +158,17 @@ def _start(
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     source = spark.readStream.format(FORMAT).options(**reading.options()).load()
     n, bin = F.col("n"), F.col("bin")
-    checked = plan(source.select("_key", "_bin")).observe(
+    # pandas frames cannot have columns whose names begin with an underscore.
+    checked = plan(source.selectExpr("_key as key", "_bin as place")).observe(
         "check", F.count(n).alias("count"), F.sum(n).alias("sum"), F.sum(n * bin).alias("product")
     )
     return checked.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint)).start()
 
 
 _STOCK: dict[str, Callable[[DataFrame], DataFrame]] = {
-    ROWS: lambda df: df.groupBy("_key").transformWithState(CountRows(), RESULT, "update", "none"),
-    PANDAS: lambda df: df.groupBy("_key").transformWithStateInPandas(CountFrames(), RESULT, "update", "none"),
-    NATIVE: lambda df: df.groupBy("_key", "_bin").count().selectExpr("_bin as bin", "count as n"),
+    ROWS: lambda df: df.groupBy("key").transformWithState(CountRows(), RESULT, "update", "none"),
+    PANDAS: lambda df: df.groupBy("key").transformWithStateInPandas(CountFrames(), RESULT, "update", "none"),
+    NATIVE: lambda df: df.groupBy("key", "place").count().selectExpr("place as bin", "count as n"),
 }
 
 

@@ -18,14 +18,14 @@ bench = typer.Typer(name="bench", help="Measure on this machine, candidates side
 @bench.command()
 def throughput(
     keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_000,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to measure, after a warm-up.")] = 400_000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to measure, after a warm-up.")] = 100_000,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows a micro-batch.")] = 20_000,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
     seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
 ) -> None:
     """Whimbrel against stock PySpark: the same keyed count, one result per record, in one session, taking turns.
 
-    Example: whimbrel bench throughput --keys 10000 --rows 400000
+    Example: whimbrel bench throughput --keys 10000 --rows 100000
     """
     from whimbrel.bench.throughput import throughput as measure
     from whimbrel.spark.session import BOTH_COMPILERS, session
@@ -35,7 +35,7 @@ def throughput(
     spark = session("whimbrel-bench", extra=BOTH_COMPILERS)
     try:
         with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
-            figures = measure(spark, Path(folder), keys=keys, rows=rows, batch_rows=batch_rows)
+            figures = measure(spark, Path(folder), keys=keys, rows=rows, batch_rows=batch_rows, warm_up=5)
     finally:
         spark.stop()
     table = Table(title=f"{batch_rows:,} rows a micro-batch, {keys:,} keys")
