@@ -38,7 +38,7 @@ from whimbrel.outlet.outlet import Outlet
 from whimbrel.outlet.sinks import CsvSink
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
-from whimbrel.spark.sink import CONTROL_SCHEMA, join_outgoing
+from whimbrel.spark.sink import join_outgoing
 from whimbrel.spark.source import InboxReader, Reading
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -168,8 +168,8 @@ class Place:
         self.instance.delta()
         number = next(self.batch)
         for to in sorted({post.to for post in out.posts}):
-            posts = [Record(0, p.kind, p.bin, "", -1, 0, "", 0, 0, p.body) for p in out.posts if p.to == to]
-            blob = codec.encode(posts, CONTROL_SCHEMA)
+            posts = [(p.kind, p.bin, p.body) for p in out.posts if p.to == to]
+            blob = codec.encode_posts(posts)
             inbox_of(to).append(blob, count=len(posts), writer=self.name, counter=number, lane=Lane.CONTROL)
         blob = join_outgoing([wire.pack(Outgoing(out.results, out.notices))])
         self.outbox.append(blob, count=len(out.results), writer=self.name, counter=number)

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
@@ -21,7 +19,7 @@ from whimbrel.core.errors import Retry, Unavailable, UnknownName
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Closed, Kind, Opened, Ready, Record
+from whimbrel.core.record import Aborted, Closed, Kind, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
@@ -34,7 +32,6 @@ PATIENCE = 300.0
 """An instance whose query dies more than so often within so many seconds is left alone."""
 DEADLINE = 120.0
 """Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
-_CONTROL = codec.entry_schema(pa.schema([]))
 
 
 @dataclass
@@ -182,8 +179,7 @@ class Orchestrator:
                 for gateway in control.gateways:
                     gateway.command(command)
             case machine.Forget(move):
-                record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
-                blob = codec.encode([record], _CONTROL)
+                blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
                 inbox = control.inbox_of(move.destination)
                 inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)
             case machine.StopInstance(instance):

@@ -41,6 +41,9 @@ def entry_schema(user: pa.Schema) -> pa.Schema:
     return pa.schema([*_META, *user], metadata={"whimbrel": str(VERSION)})
 
 
+_CONTROL = entry_schema(pa.schema([]))
+
+
 def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
     """The blob of some records; `schema` as `entry_schema` gave it. A data record's body is a sequence of columns."""
     _, kinds, bins, keys, seqs, epochs, srcs, events, ingresses, bodies = zip(*records, strict=True)
@@ -61,6 +64,14 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
         writer.write_batch(batch)
     blob: bytes = sink.getvalue().to_pybytes()
     return blob
+
+
+def encode_posts(posts: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """The blob of a control lane's entry: messages, each with its kind, its bin and its bytes.
+
+    They have no place in any router's stream, and no user columns: whoever reads the entry fills in what it lacks.
+    """
+    return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in posts], _CONTROL)
 
 
 def decode(blob: bytes) -> pa.RecordBatch:

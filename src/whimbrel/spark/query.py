@@ -28,15 +28,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from whimbrel.core.errors import Conflict, Refused, Unavailable
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
-from whimbrel.core.record import Kind, Record
+from whimbrel.core.record import Kind
 from whimbrel.log import Lane, Log
-from whimbrel.log.codec import encode
+from whimbrel.log.codec import encode_posts
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
-from whimbrel.spark.sink import CONTROL_SCHEMA, Sink
+from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import FORMAT, LANES, InboxSource, Reading, applied_by, clear, halt, open_log
 
 Prepare = Callable[[DataFrame], DataFrame]
@@ -112,7 +112,7 @@ class StageQuery:
         A record that means nothing is put into the inbox, so that there is a batch to do.
         """
         log = open_log(self._inbox)
-        blob = encode([Record(0, Kind.NUDGE, EVERY_BIN, "", -1, 0, "", 0, 0, b"")], CONTROL_SCHEMA)
+        blob = encode_posts([(Kind.NUDGE, EVERY_BIN, b"")])
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         wanted = log.tail(Lane.CONTROL)
         deadline = time.monotonic() + timeout

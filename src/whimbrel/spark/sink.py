@@ -16,17 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
-from whimbrel.core.record import Kind, Outgoing, Record
+from whimbrel.core.record import Kind, Outgoing
 from whimbrel.log import Entry, Lane, Log
-from whimbrel.log.codec import encode, entry_schema
+from whimbrel.log.codec import encode_posts
 from whimbrel.spark.processor import OUTGOING
-
-CONTROL_SCHEMA = entry_schema(pa.schema([]))
-"""Posts have no user columns; whoever reads an entry fills in what it lacks."""
 
 
 class Sink:
@@ -58,10 +54,9 @@ class Sink:
     def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
         # A part's parcels come before its SHIPPED; sorting is stable, so each part's parcels stay in order.
         ordered = sorted(posts, key=lambda row: row._kind == Kind.SHIPPED)
-        records = [Record(0, row._kind, row._bin, "", -1, 0, "", 0, 0, bytes(row._body)) for row in ordered]
         self._inbox_of(destination).append(
-            encode(records, CONTROL_SCHEMA),
-            count=len(records),
+            encode_posts((row._kind, row._bin, bytes(row._body)) for row in ordered),
+            count=len(ordered),
             writer=self._writer(),
             counter=batch_id,
             lane=Lane.CONTROL,
