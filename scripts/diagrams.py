@@ -33,7 +33,7 @@ from whimbrel.core.protocols.machine import (
     Started,
     Stopped,
 )
-from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
 
 PAGES = Path(__file__).parent.parent / "docs" / "protocols"
 BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
@@ -42,7 +42,7 @@ KEYS = Selection(keys=frozenset({"k"}))
 EVENTS: dict[str, Event] = {
     "Ordered": Ordered(),
     "Ready": Ready("m1", "destination", 0, 1),
-    "Closed": Closed("m1", "source", 0, 1, KEYS, 1),
+    "Left": Left("m1", "source", 0, 1),
     "Opened": Opened("m1", "destination", 0, 1),
     "Stopped": Stopped(),
     "Copied": Copied(),
@@ -65,7 +65,9 @@ class Arrow(NamedTuple):
 
 def fresh(protocol: Protocol) -> Migration:
     """A migration that nothing has happened to yet."""
-    move = Move("m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.hold)
+    move = Move(
+        "m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.routing
+    )
     return Migration(move, "here", "there")
 
 

@@ -28,7 +28,20 @@ from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.operator import Emit
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Copied, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Closed, Kind, Move, Opened, Outgoing, Parcel, Ready, Record, Result, Shipped
+from whimbrel.core.record import (
+    Aborted,
+    Closed,
+    Kind,
+    Left,
+    Move,
+    Opened,
+    Outgoing,
+    Parcel,
+    Ready,
+    Record,
+    Result,
+    Shipped,
+)
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake, parse_schema
@@ -251,8 +264,8 @@ class Harness:
                         freed = self.gate.close(notice) if isinstance(notice, Closed) else []
                         lines += [f"released {result_told(r)}" for r in freed]
                         released = released + freed
-                        assert isinstance(notice, (Ready, Closed, Opened, Aborted))
-                        self.obey(self.coordinator.handle("m1", notice, next(self.ticks)))
+                        if isinstance(notice, (Ready, Left, Opened, Aborted)):
+                            self.obey(self.coordinator.handle("m1", notice, next(self.ticks)))
                     self.delivered += released
         return lines
 

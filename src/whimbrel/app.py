@@ -205,12 +205,14 @@ class App:
         protocol: str = "live",
         deadline: float = DEADLINE,
         budget: int = 8 << 20,
+        **options: Any,
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
 
         Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
-        what lies at that site. Returns at once; the handle waits, tells and aborts. Raises, and changes nothing, if a
-        name is unknown, the request makes no sense, or another migration has some of the keys.
+        what lies at that site. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
+        tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
+        migration has some of the keys.
         """
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
@@ -223,7 +225,8 @@ class App:
         runtime = self.stages[stage]
         selection = runtime.select(keys, bins, share, to, at)
         with runtime.destination(to) as destination:
-            ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, budget=budget)
+            options |= {"budget": budget}
+            ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, **options)
         return Handle(self.orchestrator, stage, ids)
 
     def status(self) -> dict[str, Any]:

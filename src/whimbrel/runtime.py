@@ -13,7 +13,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused, UnknownName, WhimbrelError
 from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of
 from whimbrel.core.operator import uses_timers
-from whimbrel.core.record import Notice, Parked, Result
+from whimbrel.core.record import Closed, Notice, Parked, Result
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
@@ -117,7 +117,7 @@ class StageRuntime:
     def _hear(self, notice: Notice, outbox: str, place: int) -> None:
         if isinstance(notice, Parked):
             self.app.dead.park(notice, outbox, place)
-        else:
+        elif not isinstance(notice, Closed):
             self.app.orchestrator.hear(self.stage.name, notice)
 
     def ingest(self, results: list[Result], number: int) -> None:

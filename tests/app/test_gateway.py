@@ -87,7 +87,7 @@ def move(id: str, *keys: str, to: str = "s-2", source: str = "s-1", epoch: int =
         selection=Selection(keys=frozenset(keys)),
         epoch=epoch,
         routers=frozenset({"gateway"}),
-        hold=hold,
+        routing="hold" if hold else "dual",
     )
 
 

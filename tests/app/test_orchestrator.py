@@ -21,7 +21,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection
 from whimbrel.core.protocols.machine import Migration
-from whimbrel.core.record import Aborted, Closed, Kind, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
@@ -31,7 +31,7 @@ from whimbrel.log.memory import MemoryLog
 
 KEYS = Selection(keys=frozenset({"a", "b"}))
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
-CLOSED = [Closed("m1", "s-1", part, 2, KEYS, 1, keys=1, state_bytes=10, sent_bytes=20) for part in range(2)]
+LEFT = [Left("m1", "s-1", part, 2, keys=1, state_bytes=10, sent_bytes=20) for part in range(2)]
 OPENED = [Opened("m1", "s-2", part, 2) for part in range(2)]
 GONE = [Aborted("m1", "s-2", part, 2) for part in range(2)]
 BACK = [Aborted("m1", "s-1", part, 2) for part in range(2)]
@@ -114,9 +114,9 @@ def house(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_notice_that_is_heard_again_changes_nothing(house: House, protocol: str, times: int) -> None:
     handle = house.migrate(protocol)
-    for notice in [*READY, *CLOSED, *OPENED]:
+    for notice in [*READY, *LEFT, *OPENED]:
         house.hear(*[notice] * times)
-    house.hear(*[*READY, *CLOSED, *OPENED] * (times - 1))
+    house.hear(*[*READY, *LEFT, *OPENED] * (times - 1))
     assert handle.wait(5).outcome == "done"
     house.wait_for("BEGIN", "CUTOVER")
     house.wait_for("BEGIN", "CUTOVER", inbox="s-2")
@@ -132,7 +132,7 @@ def test_whoever_starts_from_the_journal_goes_on_though_it_hears_everything_agai
     house: House, protocol: str, died_after: int
 ) -> None:
     """The outlet had not committed what the orchestrator had journalled: all notices come once more."""
-    notices = [*READY, *CLOSED, *OPENED]
+    notices = [*READY, *LEFT, *OPENED]
     house.migrate(protocol)
     house.hear(*notices[:died_after])
     before = house.phase()
@@ -155,7 +155,7 @@ def test_an_order_whose_commands_were_never_carried_out_is_carried_out_by_the_su
     assert house.said() == []
     house.restart()
     house.wait_for("BEGIN")
-    house.hear(*READY, *CLOSED, *OPENED)
+    house.hear(*READY, *LEFT, *OPENED)
     assert house.phase() == "done"
     house.end()
 
@@ -203,13 +203,13 @@ def test_an_abort_is_finished_by_the_successor(house: House, died_after: int) ->
 
 
 @pytest.mark.parametrize(
-    "notices", [READY, [*READY, *CLOSED], [*READY, *CLOSED, *OPENED]], ids=["cutting", "closed", "done"]
+    "notices", [READY, [*READY, *LEFT], [*READY, *LEFT, *OPENED]], ids=["cutting", "closed", "done"]
 )
 def test_an_abort_after_the_point_of_no_return_has_no_effect(house: House, notices: list[Any]) -> None:
     handle = house.migrate()
     house.hear(*notices)
     handle.abort()
-    house.hear(*READY, *CLOSED, *OPENED)
+    house.hear(*READY, *LEFT, *OPENED)
     assert handle.wait(5).outcome == "done"
     assert handle.migrations[0].reason is None
     house.wait_for("BEGIN", "CUTOVER")
@@ -238,7 +238,7 @@ def test_a_migration_that_overlaps_is_refused_until_the_other_is_over(house: Hou
         with pytest.raises(Conflict, match=r"m1 \(copying\).*wait for it or abort"):
             house.migrate(selection=selection)
     assert len(house.journal.migrations()) == 1
-    house.hear(*READY, *CLOSED, *OPENED)
+    house.hear(*READY, *LEFT, *OPENED)
     handle.wait(5)
     assert house.migrate(selection=EVERYTHING).ids == ["m2"]
 
@@ -278,7 +278,7 @@ def test_waiting_ends_with_the_time_that_was_given_and_the_migration_goes_on(hou
     assert repr(handle) == "<migration m1 of s: copying>"
     with pytest.raises(Unavailable, match="m1 is still copying"):
         handle.wait(0.01)
-    house.hear(*READY, *CLOSED, *OPENED)
+    house.hear(*READY, *LEFT, *OPENED)
     assert handle.wait(5).progress[-1] == "m1 cutting: Opened s-2 2/2"
 
 

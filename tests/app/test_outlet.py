@@ -138,7 +138,7 @@ MOVE = {
     ],
 }
 EXPECTED = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [1, 2, 3], "c": [1, 2]}
-NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED, CLOSED]
+NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED]
 
 
 def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path)
     assert outlet.gate.refused == 0
 
 
-DEEDS = 20
+DEEDS = 21
 
 
 @pytest.mark.parametrize("kill_at", range(DEEDS))
@@ -214,7 +214,7 @@ def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_delivered_is_trimmed_and_not_before(tmp_path: Path) -> None:
-    office = Office(tmp_path, MOVE, kill_at=3)
+    office = Office(tmp_path, MOVE, kill_at=1)
     outlet = office.open()
     until(lambda: outlet.error, "the death")
     assert [box.head() for box in office.outboxes.values()] == [0, 0], "nothing is committed yet"

@@ -20,7 +20,7 @@ from whimbrel.core.protocols.machine import (
     StopInstance,
     Stopped,
 )
-from whimbrel.core.record import Aborted, Closed, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
 
 SITES = {"a": "cloud", "b": "edge-1", "c": "edge-2"}
@@ -48,7 +48,7 @@ def finish(coordinator: Coordinator, migration: Migration) -> None:
             coordinator.handle(id, event)
     else:
         coordinator.handle(id, Ready(id, move.destination, 0, 1))
-        coordinator.handle(id, Closed(id, move.source, 0, 1, move.selection, move.epoch))
+        coordinator.handle(id, Left(id, move.source, 0, 1))
         coordinator.handle(id, Opened(id, move.destination, 0, 1))
     assert migration.phase == "done"
 
@@ -121,7 +121,7 @@ def test_a_whole_move_gets_an_epoch_above_that_of_every_key(coordinator: Coordin
     ("destination", "protocol", "message"),
     [
         ("nowhere", "live", "unknown instance 'nowhere'; there is: a, b, c"),
-        ("b", "teleport", "unknown protocol 'teleport'; there is: live, pause, restart"),
+        ("b", "teleport", "unknown protocol 'teleport'; there is: fetch, live, pause, push, restart"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(
@@ -281,7 +281,7 @@ def test_routes_change_when_a_migration_is_done_and_not_before(coordinator: Coor
     coordinator.handle("m1", Ready("m1", "b", 0, 1))
     coordinator.handle("m1", Opened("m1", "b", 0, 1))
     assert coordinator.table.owners["k"] == "a"
-    coordinator.handle("m1", Closed("m1", "a", 0, 1, K, 1))
+    coordinator.handle("m1", Left("m1", "a", 0, 1))
     assert (coordinator.table.owners["k"], coordinator.table.epochs["k"]) == ("b", 1)
     assert migration.is_over
 
@@ -289,7 +289,7 @@ def test_routes_change_when_a_migration_is_done_and_not_before(coordinator: Coor
 def test_a_late_notice_of_an_old_migration_does_not_bring_its_routes_back(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, K, "b"))
     finish(coordinator, order(coordinator, K, "c", id="m2"))
-    coordinator.handle("m1", Closed("m1", "a", 0, 1, K, 1))
+    coordinator.handle("m1", Left("m1", "a", 0, 1))
     assert (coordinator.table.owners["k"], coordinator.table.epochs["k"]) == ("c", 2)
 
 

@@ -17,6 +17,7 @@ from whimbrel.core.protocols.machine import (
     DONE,
     ORDERED,
     Abandoned,
+    Announce,
     Command,
     Copied,
     CopyCheckpoint,
@@ -33,7 +34,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
     stay,
 )
-from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
@@ -41,7 +42,7 @@ EVENTS: dict[type, Event] = {
     Ordered: Ordered(),
     Abandoned: Abandoned("enough"),
     Ready: Ready("m1", "b", 0, 1),
-    Closed: Closed("m1", "a", 0, 1, MOVE.selection, 1, 3, 40, 50),
+    Left: Left("m1", "a", 0, 1, 3, 40, 50),
     Opened: Opened("m1", "b", 0, 1),
     Aborted: Aborted("m1", "a", 0, 1),
     Stopped: Stopped(),
@@ -58,7 +59,7 @@ def phases(protocol: Protocol) -> set[str]:
 
 def migration(protocol: Protocol, phase: str = ORDERED) -> Migration:
     """A migration in some phase, with a past."""
-    move = msgspec.structs.replace(MOVE, protocol=protocol.name, hold=protocol.hold)
+    move = msgspec.structs.replace(MOVE, protocol=protocol.name, routing=protocol.routing)
     story = [] if phase == ORDERED else [Line(ORDERED, "Ordered", 1), Line(phase, "Something", 2)]
     return Migration(move, "cloud", "edge", phase, story=story)
 
@@ -142,7 +143,7 @@ def test_every_phase_can_be_reached_and_left(protocol: Protocol) -> None:
             for variant in variants(event):
                 subject = migration(protocol, phase)
                 if phase not in (ORDERED, DONE, ABORTED):  # the other side has said its part
-                    subject.heard = {"Closed a": machine.Heard(1, {0}), "Opened b": machine.Heard(1, {0})}
+                    subject.heard = {"Left a": machine.Heard(1, {0}), "Opened b": machine.Heard(1, {0})}
                 machine.handle(protocol, subject, variant)
                 if subject.phase not in reached:
                     reached.add(subject.phase)
@@ -157,7 +158,7 @@ def variants(event: type) -> list[Event]:
 
 
 def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
-    with pytest.raises(UnknownName, match="unknown protocol 'teleport'; there is: live, pause, restart"):
+    with pytest.raises(UnknownName, match="unknown protocol 'teleport'; there is: fetch, live, pause, push, restart"):
         protocol_named("teleport")
 
 
@@ -188,8 +189,8 @@ class Told:
 
 
 def notice(kind: type, instance: str, part: int = 0, parts: int = 1) -> Event:
-    if kind is Closed:
-        return Closed("m1", instance, part, parts, MOVE.selection, 1, 3, 40, 50)
+    if kind is Left:
+        return Left("m1", instance, part, parts, 3, 40, 50)
     made: Event = kind("m1", instance, part, parts)
     return made
 
@@ -203,22 +204,22 @@ def test_the_happy_path_of_a_hand_over(name: str, preparing: str, committing: st
     assert tell(notice(Ready, "b", 0, 2)) == (preparing, [])
     assert tell(notice(Ready, "b", 1, 2)) == (committing, [Cutover(tell.move)])
     assert tell.resume == [Cutover(tell.move)]
-    assert tell(notice(Closed, "a", 0, 3)) == (committing, [])
+    assert tell(notice(Left, "a", 0, 3)) == (committing, [])
     assert tell(notice(Opened, "b", 0, 2)) == (committing, [])
-    assert tell(notice(Closed, "a", 2, 3)) == (committing, [])
+    assert tell(notice(Left, "a", 2, 3)) == (committing, [])
     assert tell(notice(Opened, "b", 1, 2)) == (committing, [])
     assert not tell.migration.is_over
-    assert tell(notice(Closed, "a", 1, 3)) == (DONE, [])
+    assert tell(notice(Left, "a", 1, 3)) == (DONE, [])
     assert tell.resume == []
     assert (tell.migration.is_over, tell.migration.reason) == (True, None)
     assert (tell.migration.keys, tell.migration.state_bytes, tell.migration.sent_bytes) == (9, 120, 150)
 
 
 @HANDOVERS
-@pytest.mark.parametrize("last", [Closed, Opened])
+@pytest.mark.parametrize("last", [Left, Opened])
 def test_it_is_done_when_both_ends_are(name: str, preparing: str, committing: str, undoing: str, last: type) -> None:
-    first = Opened if last is Closed else Closed
-    ends: dict[type, str] = {Closed: "a", Opened: "b"}
+    first = Opened if last is Left else Left
+    ends: dict[type, str] = {Left: "a", Opened: "b"}
     tell = Told(name)
     tell(Ordered())
     tell(notice(Ready, "b"))
@@ -236,9 +237,9 @@ def test_a_notice_that_is_repeated_counts_once(name: str, preparing: str, commit
     assert tell(notice(Ready, "b", 1, 2)) == (committing, [])
     for _ in range(3):
         assert tell(notice(Opened, "b")) == (committing, [])
-        assert tell(notice(Closed, "a", 0, 2)) == (committing, [])
-    assert tell(notice(Closed, "a", 1, 2)) == (DONE, [])
-    assert tell(notice(Closed, "a", 1, 2)) == (DONE, [])
+        assert tell(notice(Left, "a", 0, 2)) == (committing, [])
+    assert tell(notice(Left, "a", 1, 2)) == (DONE, [])
+    assert tell(notice(Left, "a", 1, 2)) == (DONE, [])
     assert tell.migration.keys == 6
 
 
@@ -284,6 +285,36 @@ def test_what_has_not_begun_is_abandoned_without_a_word(name: str) -> None:
     assert tell(Abandoned("never mind")) == (ABORTED, [])
     assert tell.resume == []
     assert tell.migration.reason == "never mind"
+
+
+# ── A switch: push and fetch ─────────────────────────────────────────────────────────────────────────────────────────
+
+SWITCHES = pytest.mark.parametrize(("name", "moving"), [("push", "pushing"), ("fetch", "fetching")])
+
+
+@SWITCHES
+def test_the_happy_path_of_a_switch(name: str, moving: str) -> None:
+    tell = Told(name)
+    begun: list[Command] = [Announce(tell.move, "b"), Announce(tell.move, "a"), Begin(tell.move)]
+    assert tell(Ordered()) == (moving, begun), "the destination hears of it first, the routers last"
+    assert tell.resume == begun
+    assert tell(notice(Ready, "b", 0, 2)) == (moving, [])
+    assert tell(notice(Ready, "b", 1, 2)) == ("settling", [Cutover(tell.move)])
+    assert tell.resume == [Cutover(tell.move)]
+    assert tell(notice(Left, "a", 0, 2)) == ("settling", [])
+    assert tell(notice(Opened, "b")) == ("settling", [])
+    assert tell(notice(Left, "a", 1, 2)) == (DONE, [])
+    assert (tell.resume, tell.migration.keys, tell.migration.state_bytes, tell.migration.sent_bytes) == ([], 6, 80, 100)
+
+
+@SWITCHES
+def test_a_switch_has_no_way_back(name: str, moving: str) -> None:
+    tell = Told(name)
+    tell(Ordered())
+    assert tell(Abandoned("changed my mind")) == (moving, [])
+    tell(notice(Ready, "b"))
+    assert tell(Abandoned("changed my mind")) == ("settling", [])
+    assert tell.migration.reason is None
 
 
 # ── restart ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ def test_a_safeguard_that_is_switched_off_is_missed(sabotage: str) -> None:
     """And by a promise that is broken, not only by a world that falls apart."""
     found = search(CHOICES, range(300), sabotage).found
     assert found is not None
-    assert found.what.split(":")[0] in ("one emitter", "lost", "duplicated", "out of order", "wrong")
+    assert found.what.split(":")[0] in ("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong")
 
 
 def test_a_sabotage_ends_with_its_run() -> None:

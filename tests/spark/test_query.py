@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from tests.spark.rig import Rig, by_key, stream
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Move, Opened, Parked, Ready
+from whimbrel.core.record import Closed, Left, Move, Opened, Parked, Ready
 from whimbrel.core.router import Begin, Cutover
 
 pytestmark = pytest.mark.spark
@@ -194,7 +194,7 @@ def test_a_live_move_loses_and_doubles_nothing(rig: Rigs, prepare: object) -> No
     two.feed(stream(100, 30, 300))
     two.settle()
     two.until(lambda: [type(notice) for notice in two.notices("b")].count(Opened) == 2)
-    assert [type(notice) for notice in two.notices("a")] == [Closed, Closed]
+    assert [type(notice) for notice in two.notices("a")] == [Closed, Left, Closed, Left]
     assert {result.key for result in two.results("b")} == keys
     released = two.released()
     assert by_key(released) == two.expected()

@@ -32,7 +32,7 @@ def run(script: Path, *arguments: str, folder: Path) -> str:
 def test_case1_gives_the_same_averages_with_and_without_a_move(tmp_path: Path) -> None:
     printed = run(ROOT / "examples" / "01_case1.py", "--out", str(tmp_path / "out"), folder=tmp_path)
     assert "to edge-1 is done" in printed
-    assert "cutting: Closed average-1" in printed
+    assert "cutting: Left average-1" in printed
     assert printed.splitlines()[-1] == "1,891 averages of 20 sensors; with and without the move: identical"
 
 

@@ -84,7 +84,7 @@ REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
     "protocol": (
         lambda app: app.migrate("chain", to="edge-1", protocol="teleport"),
         wb.UnknownName,
-        "there is: live, pause, restart",
+        "there is: fetch, live, pause, push, restart",
     ),
     "key": (lambda app: app.migrate("chain", to="edge-1", keys=["k00", "k99"]), wb.UnknownName, "'k99'; there is: k0"),
     "migration": (lambda app: app.story("m99"), wb.UnknownName, "unknown migration 'm99'"),
@@ -102,6 +102,16 @@ REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
     ),
     "budget": (lambda app: app.migrate("chain", to="edge-1", budget=0), wb.Refused, "budget"),
     "deadline": (lambda app: app.migrate("chain", to="edge-1", deadline=0), wb.Refused, "deadline"),
+    "option": (
+        lambda app: app.migrate("chain", to="edge-1", protocol="push", split=4),
+        wb.UnknownName,
+        "unknown option of push 'split'; there is: budget, chunk, order",
+    ),
+    "order": (
+        lambda app: app.migrate("chain", to="edge-1", protocol="push", order="random"),
+        wb.UnknownName,
+        "there is: arrival, key",
+    ),
     "restart of a part": (
         lambda app: app.migrate("chain", to="edge-1", keys=["k00"], protocol="restart"),
         wb.Refused,
@@ -163,6 +173,26 @@ def test_a_move_of_everything_takes_only_what_is_elsewhere(job: Job) -> None:
     assert handle.outcome == "done"
     assert handle.migrations[0].keys == 9
     assert job.app.status()["stages"]["chain"]["instances"]["chain-2"]["keys"] == 12
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("push", {"budget": 50_000}),
+        ("push", {"order": "key", "budget": 50_000}),
+        ("fetch", {"step": 100}),
+        ("fetch", {"split": 1, "step": 1000, "chunk": 5_000}),
+    ],
+)
+def test_a_switch_brings_everything_there_and_the_next_one_back(
+    job: Job, protocol: str, options: dict[str, Any]
+) -> None:
+    stage = job.app.stages["chain"]
+    to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
+    handle = job.app.migrate("chain", to=to, protocol=protocol, **options)
+    assert handle.abort("no way back").wait(60).outcome == "done"
+    assert handle.migrations[0].keys == 12
+    assert handle.migrations[0].state_bytes > 12 * 20_000
 
 
 def test_all_results_are_exact_after_all_of_this(job: Job) -> None:

@@ -9,7 +9,7 @@ from tests.unit.records import data, delivered, kinds, mark, move, notices, part
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, selection_of
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Luggage, Move, Parcel, Post, Shipped
+from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Luggage, Move, Parcel, Post, Shipped
 
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
 LIVE = move("k", "j")
@@ -193,11 +193,11 @@ def test_after_cutover_from_every_router_the_keys_are_forgotten_and_it_says_so()
     assert instance.apply([mark(CUTOVER, both, 13, "r")]) == Emissions()
     assert sorted(instance.entries) == ["j", "k"]
     out = instance.apply([mark(CUTOVER, both, 13, "s")])
-    (closed,) = out.notices
-    assert isinstance(closed, Closed)
-    assert (closed.move, closed.instance, closed.part, closed.parts) == ("m1", "a", 0, 1)
-    assert (closed.selection, closed.epoch, closed.keys) == (both.selection, 1, 2)
-    assert closed.sent_bytes > closed.state_bytes > 0
+    closed, left = out.notices
+    assert closed == Closed("m1", "a", 0, 1, both.selection, 1)
+    assert isinstance(left, Left)
+    assert (left.move, left.instance, left.part, left.parts, left.keys) == ("m1", "a", 0, 1, 2)
+    assert left.sent_bytes > left.state_bytes > 0
     assert instance.entries == {}
     assert instance.moves.departures == {}
     assert reloaded(instance).entries == {}
@@ -205,7 +205,7 @@ def test_after_cutover_from_every_router_the_keys_are_forgotten_and_it_says_so()
 
 def test_every_part_closes_even_one_without_keys() -> None:
     out = part().apply([mark(BEGIN, LIVE, 1), mark(CUTOVER, LIVE, 2)])
-    assert notices(out) == ["Closed"]
+    assert notices(out) == ["Closed", "Left"]
 
 
 def test_a_timer_does_not_fire_at_the_source_behind_cutover() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
@@ -19,7 +20,7 @@ from whimbrel.core.errors import Retry, Unavailable, UnknownName
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Closed, Kind, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
@@ -94,13 +95,13 @@ class Orchestrator:
         destination: str,
         protocol: str,
         deadline: float,
-        **limits: int,
+        **options: Any,
     ) -> list[str]:
         """Order the migrations that bring a selection to a site; return their names, none if it is there already."""
         with self._changed:
             control = self.stages[stage]
             number = sum(len(other.coordinator.migrations) for other in self.stages.values()) + 1
-            planned = control.coordinator.plan(selection, destination, site, protocol, f"m{number}", **limits)
+            planned = control.coordinator.plan(selection, destination, site, protocol, f"m{number}", **options)
             for migration in planned:
                 commands = control.coordinator.start(migration, self._clock_us())
                 try:
@@ -112,7 +113,7 @@ class Orchestrator:
                 self._queue(migration, commands)
             return [migration.move.id for migration in planned]
 
-    def hear(self, stage: str, notice: Ready | Closed | Opened | Aborted) -> None:
+    def hear(self, stage: str, notice: Ready | Left | Opened | Aborted) -> None:
         """A notice of an instance."""
         self.tell(stage, notice.move, notice)
 
@@ -178,6 +179,10 @@ class Orchestrator:
             case Begin() | Cutover() | Abort():
                 for gateway in control.gateways:
                     gateway.command(command)
+            case machine.Announce(move, instance):
+                blob = codec.encode_posts([(Kind.SWITCH, EVERY_BIN, wire.pack(move))])
+                inbox = control.inbox_of(instance)
+                inbox.append(blob, count=1, writer=f"coordinator/{id}/SWITCH", counter=0, lane=Lane.CONTROL)
             case machine.Forget(move):
                 blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
                 inbox = control.inbox_of(move.destination)

@@ -7,27 +7,36 @@ After CUTOVER the destination speaks. Parcels come through the control lane and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Parcel, Ready, Record, Shipped
+from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Parcel, Ready, Record, Shipped, Tick
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
-class Tick(msgspec.Struct, array_like=True):
-    """A tick that a key may have to catch up with once its state is here."""
+class Receiver(msgspec.Struct):
+    """Puts a move's parcels together."""
 
-    seq: int
-    src: str
-    event_us: int
-    ingress_us: int
+    pieces: dict[str, list[bytes]] = {}
+
+    def join(self, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
+        """A key's luggage, or None while pieces of it are under way."""
+        if parcel.pieces == 1:
+            return luggage
+        pieces = self.pieces.setdefault(key, [])
+        if parcel.piece == len(pieces):
+            pieces.append(luggage.state)
+        if len(pieces) < parcel.pieces:
+            return None
+        return msgspec.structs.replace(luggage, state=b"".join(self.pieces.pop(key)))
 
 
-class Arrival(msgspec.Struct):
+class Arrival(Receiver, tag=True):
     """How far a move has come at one part of its destination. Sets name the routers a marker has come from."""
 
     move: Move | None = None
@@ -38,7 +47,6 @@ class Arrival(msgspec.Struct):
     shipped: set[int] = set()
     """Which parts of the source have sent everything."""
     parts: int = 0
-    pieces: dict[str, list[bytes]] = {}
     ticks: list[Tick] = []
     ready: bool = False
 
@@ -50,8 +58,8 @@ class Arrival(msgspec.Struct):
         """The emission filter: until its router has cut over, a key's results come from the source."""
         return src not in self.cut
 
-    def is_frozen(self, src: str) -> bool:
-        """Whether the time of keys that come through this router stands still, at both ends."""
+    def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
+        """Whether the time of a key that comes through this router stands still, at both ends."""
         return self.move is not None and self.move.hold and src not in self.cut
 
     def buffers(self, key: str, instance: Instance) -> bool:
@@ -73,38 +81,16 @@ class Arrival(msgspec.Struct):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
         for key, luggage in parcel.keys.items():
-            whole = self._join(key, luggage, parcel)
+            whole = self.join(key, luggage, parcel)
             if whole is not None and key not in instance.entries:
                 instance.install(key, whole)
                 self._catch_up(instance, key, out)
 
-    def _join(self, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
-        if parcel.pieces == 1:
-            return luggage
-        pieces = self.pieces.setdefault(key, [])
-        if parcel.piece == len(pieces):
-            pieces.append(luggage.state)
-        if len(pieces) < parcel.pieces:
-            return None
-        return msgspec.structs.replace(luggage, state=b"".join(self.pieces.pop(key)))
-
     def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
-        """Apply what waited for a key, ticks included, in the order of its stream."""
-        records = instance.unbuffer(key)
-        entry = instance.entries.get(key)
-        src = entry.src if entry else records[0].src
-        ticks = [
-            Record(0, Kind.TICK, 0, "", tick.seq, 0, tick.src, tick.event_us, tick.ingress_us, None)
-            for tick in self.ticks
-            if tick.src == src
-        ]
-        for record in sorted([*records, *ticks], key=attrgetter("seq")) if ticks else records:
-            if record.kind == Kind.DATA:
-                instance._serve(record, out, self.is_silent(record.src))
-            else:
-                entry = instance.entries.get(key)
-                if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
-                    instance.expire(entry, key, record, out, self.is_silent(record.src))
+        catch_up(instance, key, instance.unbuffer(key), self.ticks, out, self.is_silent)
+
+    def ask(self, instance: Instance, out: Emissions) -> None:
+        """At the end of a batch: nothing to ask for, everything comes by itself."""
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
@@ -146,3 +132,30 @@ class Arrival(msgspec.Struct):
         self.ready = True
         self.ticks = []
         out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
+
+
+def catch_up(
+    instance: Instance,
+    key: str,
+    records: list[Record],
+    ticks: list[Tick],
+    out: Emissions,
+    is_silent: Callable[[str], bool],
+) -> None:
+    """Apply what waited for a key, ticks included, in the order of its stream."""
+    entry = instance.entries.get(key)
+    if entry is None and not records:
+        return
+    src = entry.src if entry else records[0].src
+    beside = [
+        Record(0, Kind.TICK, 0, "", tick.seq, 0, tick.src, tick.event_us, tick.ingress_us, None)
+        for tick in ticks
+        if tick.src == src
+    ]
+    for record in sorted([*records, *beside], key=attrgetter("seq")) if beside else records:
+        if record.kind == Kind.DATA:
+            instance._serve(record, out, is_silent(record.src))
+        else:
+            entry = instance.entries.get(key)
+            if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
+                instance.expire(entry, key, record, out, is_silent(record.src))

@@ -7,11 +7,12 @@ event, before carrying out the commands that `handle` returned, and after a rest
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
-from whimbrel.core.protocols.machine import ABORTED, DONE, Command, Event, Migration, Ordered
+from whimbrel.core.protocols.machine import ABORTED, DONE, Command, Event, Migration, Ordered, Protocol
 from whimbrel.core.record import Aborted, Move
 from whimbrel.core.router import RouteTable
 
@@ -27,21 +28,19 @@ class Coordinator:
     # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(
-        self, selection: Selection, destination: str, site: str, protocol: str, id: str, **limits: int
+        self, selection: Selection, destination: str, site: str, protocol: str, id: str, **options: Any
     ) -> list[Migration]:
         """The migrations that bring a selection to a site, one for each instance that has some of it.
 
         None at all if everything is there already. Raises, and changes nothing, if it cannot be done now.
-        `limits` are the move's `budget` and `chunk`.
+        `options` are fields of the move that the protocol lets one choose.
         """
         rules = protocol_named(protocol)
         if destination not in self.sites:
             raise UnknownName("instance", destination, list(self.sites))
         if protocol != "restart" and self.sites[destination] != site:
             raise Refused(f"{destination} runs at {self.sites[destination]}, not at {site}")
-        for name, limit in limits.items():
-            if limit < 1:
-                raise Refused(f"{name} must be at least 1, not {limit}: nothing would ever travel")
+        _check_options(rules, options)
         owners = sorted({owner for owner in self.table.owners.values(selection) if self.sites[owner] != site})
         planned = []
         for number, owner in enumerate(owners):
@@ -60,8 +59,7 @@ class Coordinator:
                 selection=share,
                 epoch=self.table.next_epoch(share),
                 routers=self.routers,
-                hold=rules.hold,
-                **limits,
+                **{"routing": rules.routing, "order": rules.order, **options},
             )
             self._check_free(move)
             planned.append(Migration(move, self.sites[owner], site))
@@ -121,3 +119,15 @@ class Coordinator:
         if migration.phase == DONE:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
+
+
+def _check_options(protocol: Protocol, options: dict[str, Any]) -> None:
+    allowed = {"budget", "chunk"} | protocol.options
+    for name, value in options.items():
+        if name not in allowed:
+            raise UnknownName(f"option of {protocol.name}", name, sorted(allowed))
+        if name == "order":
+            if value not in ("arrival", "key"):
+                raise UnknownName("order", value, ["arrival", "key"])
+        elif value < 1:
+            raise Refused(f"{name} must be at least 1, not {value}: nothing would ever travel")

@@ -9,21 +9,90 @@ With `hold`, the routers keep the keys' records from BEGIN on, so the keys stand
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from whimbrel.core.keys import bin_of
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Luggage, Move, Parcel, Post, Record, Shipped
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.record import (
+    Aborted,
+    Buffered,
+    Closed,
+    Emissions,
+    Kind,
+    Left,
+    Luggage,
+    Move,
+    Parcel,
+    Record,
+    Shipped,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
-class Departure(msgspec.Struct):
-    """How far a move has come at one part of its source. Sets name the routers a marker has come from."""
+class Sender(msgspec.Struct):
+    """Sends state to the destination of a move, and counts the bytes."""
 
     move: Move
+    state_bytes: int = 0
+    sent_bytes: int = 0
+
+    def pack(
+        self,
+        instance: Instance,
+        loads: dict[str, Luggage],
+        out: Emissions,
+        backlog: dict[str, list[Buffered]] | None = None,
+        ticks: Sequence[Tick] = (),
+    ) -> None:
+        """Send keys, and what waited for keys: one parcel a bin, but a key larger than a chunk in pieces of its own."""
+        backlog = dict(backlog or {})
+        by_bin: dict[int, dict[str, Luggage]] = {}
+        for key, luggage in loads.items():
+            self.state_bytes += len(luggage.state)
+            if len(luggage.state) > self.move.chunk:
+                self._send_pieces(instance, key, luggage, out, backlog.pop(key, None), ticks)
+            else:
+                by_bin.setdefault(bin_of(key), {})[key] = luggage
+        behind: dict[int, dict[str, list[Buffered]]] = {}
+        for key, records in backlog.items():
+            behind.setdefault(bin_of(key), {})[key] = records
+        for bin in {**by_bin, **behind}:
+            parcel = Parcel(self.move.id, bin, by_bin.get(bin, {}), backlog=behind.get(bin, {}), ticks=list(ticks))
+            self.send(instance, Kind.PARCEL, parcel, out, bin)
+
+    def _send_pieces(
+        self,
+        instance: Instance,
+        key: str,
+        luggage: Luggage,
+        out: Emissions,
+        records: list[Buffered] | None,
+        ticks: Sequence[Tick],
+    ) -> None:
+        """What waited for the key goes with the last piece: not after it, for then the key is open."""
+        size, state, bin = self.move.chunk, luggage.state, bin_of(key)
+        pieces = -(-len(state) // size)
+        for piece in range(pieces):
+            load = {key: msgspec.structs.replace(luggage, state=state[piece * size : (piece + 1) * size])}
+            behind = {key: records} if records and piece == pieces - 1 else {}
+            parcel = Parcel(self.move.id, bin, load, piece, pieces, backlog=behind, ticks=list(ticks))
+            self.send(instance, Kind.PARCEL, parcel, out, bin)
+
+    def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
+        """Post a message to the destination."""
+        post = instance.post(self.move.destination, kind, body, bin)
+        self.sent_bytes += len(post.body)
+        out.posts.append(post)
+
+
+class Departure(Sender, kw_only=True, tag=True):
+    """How far a move has come at one part of its source. Sets name the routers a marker has come from."""
+
     begun: dict[str, int] = {}
     """By router: the `seq` at which its BEGIN stood."""
     cut: set[str] = set()
@@ -31,8 +100,16 @@ class Departure(msgspec.Struct):
     queue: list[str] | None = None
     """Keys still to ship; None before every router has begun."""
     shipped: bool = False
-    state_bytes: int = 0
-    sent_bytes: int = 0
+
+    closed: ClassVar[bool] = False
+    """It serves its keys to the end."""
+
+    def takes(self, key: str) -> bool:
+        """Whether a record of this key must wait: never, all are served."""
+        return False
+
+    def note_tick(self, record: Record) -> None:
+        """A tick has come: the keys have seen it."""
 
     def is_frozen(self, src: str) -> bool:
         """Whether the time of keys that come through this router stands still here."""
@@ -53,7 +130,8 @@ class Departure(msgspec.Struct):
                 del instance.moves.departures[self.move.id]
                 part = (self.move.id, instance.name, instance.part, instance.parts)
                 weight = (len(keys), self.state_bytes, self.sent_bytes)
-                out.notices.append(Closed(*part, self.move.selection, self.move.epoch, *weight))
+                out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+                out.notices.append(Left(*part, *weight))
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == routers:
@@ -65,24 +143,17 @@ class Departure(msgspec.Struct):
         if self.queue is None or self.shipped or self.off or self.cut:
             return
         left = self.move.budget
-        load: dict[int, dict[str, Luggage]] = {}
+        loads: dict[str, Luggage] = {}
         while self.queue and left > 0:
             key = self.queue.pop()
-            luggage = self._luggage(instance, key)
-            left -= len(luggage.state) + 64
-            self.state_bytes += len(luggage.state)
-            if len(luggage.state) > self.move.chunk:
-                self._post_pieces(instance, key, luggage, out)
-            else:
-                load.setdefault(bin_of(key), {})[key] = luggage
-        for bin, keys in load.items():
-            self._post(instance, Parcel(self.move.id, bin, keys), out)
+            loads[key] = self._luggage(instance, key)
+            left -= len(loads[key].state) + 64
+        self.pack(instance, loads, out)
         if self.queue:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         else:
             self.shipped = True
-            shipped = Shipped(self.move.id, instance.part, instance.parts)
-            self._send(instance.post(self.move.destination, Kind.SHIPPED, shipped), out)
+            self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts), out)
 
     def _luggage(self, instance: Instance, key: str) -> Luggage:
         """A key's state, with the place in its router's stream up to which it reaches."""
@@ -90,17 +161,3 @@ class Departure(msgspec.Struct):
         assert saved is not None, "every key is sealed before it is shipped"
         reach = self.begun.get(saved.src, -1) if self.move.hold else instance.positions.get(saved.src, -1)
         return msgspec.structs.replace(saved, seq=max(saved.seq, reach))
-
-    def _post_pieces(self, instance: Instance, key: str, luggage: Luggage, out: Emissions) -> None:
-        size, state = self.move.chunk, luggage.state
-        pieces = -(-len(state) // size)
-        for piece in range(pieces):
-            part = msgspec.structs.replace(luggage, state=state[piece * size : (piece + 1) * size])
-            self._post(instance, Parcel(self.move.id, bin_of(key), {key: part}, piece, pieces), out)
-
-    def _post(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        self._send(instance.post(self.move.destination, Kind.PARCEL, parcel, parcel.bin), out)
-
-    def _send(self, post: Post, out: Emissions) -> None:
-        self.sent_bytes += len(post.body)
-        out.posts.append(post)

@@ -7,7 +7,7 @@ An instance may be cut into parts (Spark calls one part a group): each holds the
 knows nothing of the others. Markers and ticks reach every part.
 
 Reading order: `apply` → `_serve` is the whole life of a record while nothing moves. What a part does while keys leave
-is in departure.py, while keys come in arrival.py.
+is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,22 @@ from whimbrel.core.arrival import Arrival
 from whimbrel.core.departure import Departure
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
-from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Parked, Post, Record, Result, Shipped
+from whimbrel.core.record import (
+    Buffered,
+    Emissions,
+    Fetch,
+    Kind,
+    Luggage,
+    Move,
+    Parcel,
+    Parked,
+    Passed,
+    Post,
+    Record,
+    Result,
+    Shipped,
+)
+from whimbrel.core.switch import SwitchIn, SwitchOut
 
 PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
 """Types of values that can be written without a look at them; integers of any size excepted."""
@@ -45,25 +60,11 @@ class Entry:
         self.offset = -1
 
 
-class Buffered(msgspec.Struct, array_like=True):
-    """A record that waits for its key's state, as it is stored."""
-
-    offset: int
-    bin: int
-    key: str
-    seq: int
-    epoch: int
-    src: str
-    event_us: int
-    ingress_us: int
-    body: bytes
-
-
 class Moves(msgspec.Struct):
     """What an instance knows of the moves it takes part in."""
 
-    departures: dict[str, Departure] = {}
-    arrivals: dict[str, Arrival] = {}
+    departures: dict[str, Departure | SwitchOut] = {}
+    arrivals: dict[str, Arrival | SwitchIn] = {}
     aborted: set[str] = set()
     """Moves that are off, of which a parcel may still be under way."""
     epochs: tuple[list[int], dict[str, int]] | None = None
@@ -120,7 +121,8 @@ class Instance:
     def apply(self, records: Sequence[Record]) -> Emissions:
         """Apply one batch, in order: control lane first, then data by offset."""
         out = Emissions()
-        if not self.moves.arrivals and not any(record.kind for record in records):
+        diverted = self.moves.arrivals or any(departure.closed for departure in self.moves.departures.values())
+        if not diverted and not any(record.kind for record in records):
             for record in records:
                 self._serve(record, out)
         else:
@@ -132,6 +134,10 @@ class Instance:
         self._seal(out)
         for departure in self.moves.departures.values():
             departure.ship(self, out)
+        for arrival in self.moves.arrivals.values():
+            arrival.ask(self, out)
+        if self._touched or self._waited:  # what has been shipped is forgotten with this batch
+            self._seal(out)
         return out
 
     def _serve(self, record: Record, out: Emissions, silent: bool = False) -> None:
@@ -253,8 +259,8 @@ class Instance:
         if not self._timed:
             return
         held_for = wire.unpack(record.body, Move).selection if record.body else None
-        for arrival in self.moves.arrivals.values():
-            arrival.note_tick(record)
+        for role in (*self.moves.arrivals.values(), *self.moves.departures.values()):
+            role.note_tick(record)
         later: list[tuple[int, str]] = []
         while self._due and self._due[0][0] <= record.event_us:
             moment, key = heappop(self._due)
@@ -301,7 +307,7 @@ class Instance:
     def _is_frozen(self, key: str, src: str) -> bool:
         """Whether the key's time stands still here: it has left, or waits between two owners."""
         return any(d.is_frozen(src) and key in d.move.selection for d in self.moves.departures.values()) or any(
-            a.is_frozen(src) and a.takes(key) for a in self.moves.arrivals.values()
+            a.takes(key) and a.is_frozen(self, key, src) for a in self.moves.arrivals.values()
         )
 
     def _is_shadow(self, key: str, src: str) -> bool:
@@ -309,7 +315,7 @@ class Instance:
 
     def _epoch(self, key: str, src: str) -> int:
         for arrival in self.moves.arrivals.values():
-            if arrival.move and src in arrival.cut and arrival.takes(key):
+            if arrival.move and arrival.takes(key) and not arrival.is_silent(src):
                 return arrival.move.epoch
         return self.epochs[key]
 
@@ -320,18 +326,30 @@ class Instance:
             if arrival.takes(record.key):
                 arrival.follow(self, record, out)
                 return
-        self._serve(record, out)
+        if any(departure.takes(record.key) for departure in self.moves.departures.values()):
+            self.buffer(record)
+        else:
+            self._serve(record, out)
 
     def _mark(self, record: Record, out: Emissions) -> None:
+        self._role(wire.unpack(record.body, Move)).mark(self, Kind(record.kind), record, out)
+
+    def _switch(self, record: Record, out: Emissions) -> None:
         move = wire.unpack(record.body, Move)
-        role: Departure | Arrival
-        if move.source == self.name:
-            role = self.moves.departures.setdefault(move.id, Departure(move))
-        else:
-            role = self.moves.arrivals.setdefault(move.id, Arrival())
-            role.move = move
+        if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
+            self._role(move)
+
+    def _role(self, move: Move) -> Departure | SwitchOut | Arrival | SwitchIn:
+        """Our part in a move; a new one if we hear of it for the first time."""
         self._moved = True
-        role.mark(self, Kind(record.kind), record, out)
+        if move.source == self.name:
+            fresh = SwitchOut(move=move) if move.switch else Departure(move=move)
+            return self.moves.departures.setdefault(move.id, fresh)
+        if move.switch:
+            return self.moves.arrivals.setdefault(move.id, SwitchIn(move=move))
+        arrival = self.moves.arrivals.setdefault(move.id, Arrival())
+        arrival.move = move
+        return arrival
 
     def _parcel(self, record: Record, out: Emissions) -> None:
         parcel = wire.unpack(record.body, Parcel)
@@ -344,6 +362,25 @@ class Instance:
         if shipped.move not in self.moves.aborted:
             self._moved = True
             self.moves.arrivals.setdefault(shipped.move, Arrival()).complete(self, shipped, out)
+
+    def _passed(self, record: Record, out: Emissions) -> None:
+        passed = wire.unpack(record.body, Passed)
+        arrival = self.moves.arrivals[passed.move]
+        assert isinstance(arrival, SwitchIn)
+        self._moved = True
+        arrival.pass_on(self, passed, out)
+
+    def _hint(self, record: Record, out: Emissions) -> None:
+        id, keys = wire.unpack(record.body, tuple[str, list[str]])
+        departure = self.moves.departures[id]
+        assert isinstance(departure, SwitchOut)
+        departure.hint(self, keys)
+
+    def _fetch(self, record: Record, out: Emissions) -> None:
+        fetch = wire.unpack(record.body, Fetch)
+        departure = self.moves.departures.get(fetch.move)
+        if isinstance(departure, SwitchOut):  # or all of it has left, and the destination will hear of that
+            departure.ask(self, fetch)
 
     def _forget(self, record: Record, out: Emissions) -> None:
         self._moved = True
@@ -362,6 +399,10 @@ class Instance:
         Kind.SHIPPED: _shipped,
         Kind.FORGET: _forget,
         Kind.NUDGE: _nudge,
+        Kind.SWITCH: _switch,
+        Kind.PASSED: _passed,
+        Kind.HINT: _hint,
+        Kind.FETCH: _fetch,
     }
 
     # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────
@@ -419,7 +460,7 @@ class Instance:
             delta.entries[key] = entry.saved
         for key in self._waited:
             held = self.waiting.get(key)
-            delta.waiting[key] = [self._stored(record) for record in held] if held else None
+            delta.waiting[key] = [self.stored(record) for record in held] if held else None
         self._touched.clear()
         self._waited.clear()
 
@@ -447,7 +488,7 @@ class Instance:
         """Everything, in the form of one delta: what a list of deltas is compacted to."""
         self.moves.epochs = self.epochs.dump()
         entries = {key: entry.saved for key, entry in self.entries.items()}
-        waiting = {key: [self._stored(record) for record in held] for key, held in self.waiting.items()}
+        waiting = {key: [self.stored(record) for record in held] for key, held in self.waiting.items()}
         return wire.pack(Delta(entries, {**waiting}, self.positions, self.moves))
 
     def load(self, deltas: Iterable[bytes]) -> None:
@@ -463,7 +504,7 @@ class Instance:
                 if held is None:
                     self.waiting.pop(key, None)
                 else:
-                    self.waiting[key] = [self._restored(buffered) for buffered in held]
+                    self.waiting[key] = [self.restored(buffered) for buffered in held]
             self.positions = delta.positions
             if delta.moves is not None:
                 self.moves = delta.moves
@@ -472,11 +513,13 @@ class Instance:
         self._due = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
         heapify(self._due)
 
-    def _stored(self, record: Record) -> Buffered:
+    def stored(self, record: Record) -> Buffered:
+        """A record that waits, in the form in which it lasts and travels."""
         r = record
         body = self._encode(r.body)
         return Buffered(r.offset, r.bin, r.key, r.seq, r.epoch, r.src, r.event_us, r.ingress_us, body)
 
-    def _restored(self, b: Buffered) -> Record:
+    def restored(self, b: Buffered) -> Record:
+        """The record again."""
         body = self._event.decode(b.body)
         return Record(b.offset, Kind.DATA, b.bin, b.key, b.seq, b.epoch, b.src, b.event_us, b.ingress_us, body)

@@ -27,6 +27,12 @@ def bin_of(key: str) -> int:
     return xxh3_64_intdigest(key.encode()) % BINS
 
 
+@lru_cache(maxsize=1 << 20)
+def unit_of(key: str, split: int) -> int:
+    """The unit of a key: its bin, cut further into `split` by the rest of the hash. Units of one bin share `% BINS`."""
+    return xxh3_64_intdigest(key.encode()) % (BINS * split)
+
+
 def part_of(bin: int, parts: int) -> int:
     """Which of an instance's `parts` holds a bin."""
     return bin % parts

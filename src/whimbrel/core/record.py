@@ -8,7 +8,7 @@ Parcels and what belongs to them travel in the inbox's control lane, which an in
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,12 +29,20 @@ class Kind(IntEnum):
     """The move is off: the source keeps what it has."""
     PARCEL = 5
     """State of moving keys."""
-    SHIPPED = 6
-    """One part of the source has sent all its parcels."""
-    FORGET = 7
+    PASSED = 6
+    """One part of the source has sent on everything that came to it before the switch."""
+    SHIPPED = 7
+    """One part of the source has sent all its parcels. Posts of a batch travel in the order of these numbers."""
+    FORGET = 8
     """Nothing of this aborted move can arrive any more."""
-    NUDGE = 8
+    NUDGE = 9
     """Nothing at all: makes an idle instance run a batch, so that it can go on shipping."""
+    SWITCH = 10
+    """A move switches at once: said ahead of its BEGIN, which stands behind all that waits in the inbox."""
+    HINT = 11
+    """Keys whose first records after a switch have gone to the destination: it needs them now."""
+    FETCH = 12
+    """The destination asks for units of keys."""
 
 
 class Record(NamedTuple):
@@ -57,6 +65,10 @@ class Record(NamedTuple):
     """Data: the event. Everything else: bytes of one of the messages below."""
 
 
+Routing = Literal["dual", "hold", "switch"]
+Order = Literal["key", "arrival", "demand"]
+
+
 class Move(msgspec.Struct, frozen=True):
     """One migration as everybody on the data path sees it; travels in markers. All a participant needs to know."""
 
@@ -70,13 +82,30 @@ class Move(msgspec.Struct, frozen=True):
     """The epoch of the selected keys once the destination owns them."""
     routers: frozenset[str]
     """Everybody who writes into the stage: a phase has begun when a marker has come from each."""
-    hold: bool = False
-    """False: records go to both instances until CUTOVER. True: routers keep them until CUTOVER or ABORT."""
+    routing: Routing = "dual"
+    """Where records go from BEGIN until CUTOVER: to both instances, nowhere (the routers keep them), or to the
+    destination at once."""
+    order: Order = "key"
+    """In which order keys leave after a switch: by name, as records need them, or as the destination asks."""
+    split: int = 16
+    """Into how many units a bin is cut when the destination asks."""
+    step: int = 16
+    """How many bins the destination asks for at a time, beside those it needs."""
     budget: int = 8 << 20
     """How many bytes of state a part of the source ships in one batch, about, so that serving never stalls."""
     chunk: int = 1 << 20
     """A key with more state than this travels in pieces. Both stand here and not in a site's settings, because a
     batch that is repeated after a restart must ship what it shipped the first time."""
+
+    @property
+    def hold(self) -> bool:
+        """Whether routers keep the keys' records back."""
+        return self.routing == "hold"
+
+    @property
+    def switch(self) -> bool:
+        """Whether routers send the keys' records to the destination at once."""
+        return self.routing == "switch"
 
 
 class Luggage(msgspec.Struct, frozen=True, array_like=True):
@@ -89,14 +118,63 @@ class Luggage(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
+class Buffered(msgspec.Struct, frozen=True, array_like=True):
+    """A record that waits for its key's state, as it is stored, and as it is sent on."""
+
+    offset: int
+    bin: int
+    key: str
+    seq: int
+    epoch: int
+    src: str
+    event_us: int
+    ingress_us: int
+    body: bytes
+
+
+class Tick(msgspec.Struct, frozen=True, array_like=True):
+    """A tick that a key may have to catch up with once its state is here."""
+
+    seq: int
+    src: str
+    event_us: int
+    ingress_us: int
+
+
 class Parcel(msgspec.Struct, frozen=True):
-    """State of some keys of one bin. A key too large for one parcel comes in `pieces`, `piece` by piece."""
+    """State of some keys of one bin. A key too large for one parcel comes in `pieces`, `piece` by piece.
+
+    After a switch it also carries what has waited for these keys at the source: records, and the ticks among them.
+    """
 
     move: str
     bin: int
     keys: dict[str, Luggage]
     piece: int = 0
     pieces: int = 1
+    backlog: dict[str, list[Buffered]] = {}
+    ticks: list[Tick] = []
+    absent: list[str] = []
+    """Keys that were hinted at, and that the source has never had."""
+    units: list[int] = []
+    """Units of which nothing is left at the source."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """One part of the source has sent on everything that came to it before the switch."""
+
+    move: str
+    part: int
+    parts: int
+    ticks: list[Tick] = []
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """The destination asks for units: those it needs now, and those of the next step."""
+
+    move: str
+    needed: list[int]
+    step: list[int]
 
 
 class Shipped(msgspec.Struct, frozen=True):
@@ -129,7 +207,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of the source has emitted its last result of these keys and forgotten them."""
+    """Notice: a part of the source has emitted its last result of these keys."""
 
     move: str
     instance: str
@@ -138,6 +216,15 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     selection: Selection
     epoch: int
     """The epoch that may speak now."""
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of the source is done with the move, and has forgotten its keys."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
     keys: int = 0
     """How many keys have left."""
     state_bytes: int = 0
@@ -174,7 +261,7 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     event: str
 
 
-Notice = Ready | Closed | Opened | Aborted | Parked
+Notice = Ready | Closed | Left | Opened | Aborted | Parked
 
 
 class Post(NamedTuple):

@@ -3,7 +3,7 @@
 Every producer into a stage has one. It is a deterministic function of what it is given, data and commands in one
 order: whoever runs it keeps that order in a log, so that a router that died is rebuilt by replaying the log.
 
-    route(records)   → who gets which records: one instance, or two during a move (dual routing), or nobody yet (hold)
+    route(records)   → who gets which records: one instance, two during a move (dual), nobody yet (hold)
     apply(command)   → markers, each at an exact place between the records of every inbox concerned
 
 A command may come twice; the second time nothing happens.
@@ -24,7 +24,7 @@ Routed = dict[str, list[Record]]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Put BEGIN into both inboxes; from there on route the move's keys to both, or hold them."""
+    """Put BEGIN into both inboxes; from there on route the move's keys to both, hold them, or switch at once."""
 
     move: Move
 
@@ -76,12 +76,15 @@ class Router:
         self.name, self.table = name, table
         self.moving: dict[str, Move] = {}
         self.held: dict[str, list[Record]] = {}
+        self.hinted: dict[str, set[str]] = {}
+        """By move: the keys that its source knows to be needed at the destination."""
         self.finished: set[str] = set()
         """Moves that are cut over or aborted: what else is said of them comes too late."""
 
     def route(self, records: Sequence[Record]) -> Routed:
         """Bind each record to its inbox or inboxes."""
         routed: Routed = {}
+        hints: dict[str, list[str]] = {}
         by_bin, by_key = self.table.owners.by_bin, self.table.owners.by_key
         epochs = self.table.epochs
         for record in records:
@@ -91,15 +94,22 @@ class Router:
                 record = record._replace(epoch=epoch)
             if self.moving:
                 move = self._move_of(record.key)
-                if move is not None:
-                    if move.hold:
-                        self.held[move.id].append(record)
-                        continue
+                if move is not None and move.hold:
+                    self.held[move.id].append(record)
+                    continue
+                if move is not None and move.switch:
+                    if move.order == "arrival" and record.key not in self.hinted[move.id]:
+                        self.hinted[move.id].add(record.key)
+                        hints.setdefault(move.id, []).append(record.key)
+                elif move is not None:
                     routed.setdefault(move.destination, []).append(record)
             if owner in routed:
                 routed[owner].append(record)
             else:
                 routed[owner] = [record]
+        for id, keys in hints.items():
+            hint = marker(Kind.HINT, wire.pack((id, keys)), self.name, records[-1].seq, records[-1].ingress_us)
+            routed.setdefault(self.moving[id].source, []).append(hint)
         return routed
 
     def tick(self, seq: int, event_us: int, now_us: int) -> Routed:
@@ -122,12 +132,16 @@ class Router:
                 return {}
             self.moving[move.id] = move
             self.held[move.id] = []
+            self.hinted[move.id] = set()
+            if move.switch:
+                self.table.hand_over(move)
             return self._markers(Kind.BEGIN, move, seq, now_us)
         kind, owner = Kind.ABORT, move.source
         if isinstance(command, Cutover):
             kind, owner = Kind.CUTOVER, move.destination
             self.table.hand_over(move)
         self.moving.pop(move.id, None)
+        self.hinted.pop(move.id, None)
         self.finished.add(move.id)
         routed = self._markers(kind, move, seq, now_us)
         routed[owner].extend(self._stamped(record) for record in self.held.pop(move.id, []))

@@ -150,7 +150,7 @@ class Gateway:
             whole = whole or codec.encode(records, self._schema)
             self._unsent.append((name, whole, len(records), position))
             for move in self.router.moving.values():
-                if name == move.destination and not move.hold:
+                if name == move.destination and move.routing == "dual":
                     twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
                     self.doubled[move.id] += twice * len(whole) // len(records)
         self._flush()

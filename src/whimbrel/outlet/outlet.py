@@ -3,7 +3,9 @@
     outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
         └─ notices ──▶ the orchestrator (which journals what they mean before it acts)
 
-Positions, gate and sinks are committed as one: a crash takes all of them back to the same point.
+Positions, gate, sinks and notices are committed as one: a crash takes all of them back to the same point. A notice is
+told after that: were the orchestrator to act on it before, the next epoch of a key could be closed, and after a crash
+the gate would meet its end before that of the epoch before.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ Watch = Callable[[list[Result], int], None]
 """Sees released results and the moment of their release, for figures only."""
 
 
+Heard = tuple[Notice, str, int]
+"""A notice, the outbox it lies in, and its place there."""
+
+
 class Saved(msgspec.Struct):
     """Everything that is committed together."""
 
@@ -33,6 +39,7 @@ class Saved(msgspec.Struct):
     gate: bytes
     marks: list[Mark]
     delivered: int
+    untold: list[Heard] = []
 
 
 class Outlet:
@@ -61,6 +68,9 @@ class Outlet:
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._committed = time.monotonic()
         self._dirty: dict[str, int] = {}
+        self._untold: list[Heard] = []
+        self._told = False
+        """Something was told since the last commit, and would be told again after a crash."""
         self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
 
     def recover(self, blob: bytes | None) -> None:
@@ -70,6 +80,7 @@ class Outlet:
             saved = wire.unpack(blob, Saved)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
+            self._untold = saved.untold
             marks = [*saved.marks]
         for sink, mark in zip(self.sinks, marks, strict=True):
             sink.open(mark)
@@ -95,16 +106,20 @@ class Outlet:
     def is_idle(self) -> bool:
         """Whether everything that has been written has been delivered."""
         read = all(self.positions.get(name, 0) >= box.tail() for name, box in list(self.outboxes.items()))
-        return read and not self._dirty
+        return read and not self._dirty and not self._untold
 
     def _run(self) -> None:
         try:
+            self._tell()
             while True:
                 stopping = self._stopping
                 worked = self._pass()
-                if self._dirty and (stopping or time.monotonic() - self._committed >= self._patience):
+                if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
                     self._commit()
+                    self._tell()
                 if stopping and not worked:
+                    if self._told:
+                        self._commit()
                     return
                 if not worked:
                     self._wake.wait(0.05)
@@ -135,15 +150,22 @@ class Outlet:
         return bool(read)
 
     def _notice(self, notice: Notice, outbox: str, place: int) -> list[Result]:
-        freed = self.gate.close(notice) if isinstance(notice, Closed) else []
-        self._hear(notice, outbox, place)
-        return freed
+        if isinstance(notice, Closed):
+            return self.gate.close(notice)
+        self._untold.append((notice, outbox, place))
+        return []
+
+    def _tell(self) -> None:
+        while self._untold:
+            self._hear(*self._untold[0])
+            del self._untold[0]
+            self._told = True
 
     def _commit(self) -> None:
         marks: list[Mark] = [sink.commit() for sink in self.sinks]
-        self._save(wire.pack(Saved(self.positions, self.gate.snapshot(), marks, self.delivered)))
+        self._save(wire.pack(Saved(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold)))
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():
             self.outboxes[name].trim(position)
-        self._dirty, self._committed = {}, time.monotonic()
+        self._dirty, self._told, self._committed = {}, False, time.monotonic()

@@ -229,11 +229,12 @@ class OutletActor(Actor):
         self.names = sorted(world.outboxes)
         self.ghosts = 2
         self.committed: dict[str, int] = {}
-        self.saved: tuple[dict[str, int], bytes, int, int] = ({}, Gate().snapshot(), 0, 0)
+        self.saved: tuple[dict[str, int], bytes, int, int, list[Notice]] = ({}, Gate().snapshot(), 0, 0, [])
         self.revive()
 
     def revive(self) -> None:
-        positions, gate, results, parked = self.saved
+        positions, gate, results, parked, untold = self.saved
+        self.untold = list(untold)
         self.positions = dict(positions)
         self.gate = Gate()
         self.gate.restore(gate)
@@ -244,6 +245,9 @@ class OutletActor(Actor):
         rng = self.world.random
         if not self.world.coordinator.alive:
             return False
+        if self.untold:
+            self._tell()
+            return True
         first = rng.randrange(len(self.names))
         for name in self.names[first:] + self.names[:first]:
             at = self.positions.get(name, 0)
@@ -252,7 +256,9 @@ class OutletActor(Actor):
                 self.world.maybe_die()
                 self.positions[name] = entry.position + 1
                 self.committed = {key: self.gate.current(key) for key in self.world.keys}
-                self.saved = (dict(self.positions), self.gate.snapshot(), len(self.delivered), len(self.parked))
+                lasting = (dict(self.positions), self.gate.snapshot(), len(self.delivered), len(self.parked))
+                self.saved = (*lasting, list(self.untold))
+                self._tell()
                 return True
         if self.world.chaos and self.ghosts and any(self.committed.values()) and rng.random() < 0.3:
             self.ghosts -= rng.choice(list(self.world.instances.values())).haunt()
@@ -265,7 +271,15 @@ class OutletActor(Actor):
             for notice in notices:
                 if isinstance(notice, Parked):
                     self.parked.append(notice)
-                    continue
-                if isinstance(notice, Closed):
+                elif isinstance(notice, Closed):
                     self.delivered += self.gate.close(notice)
-                self.world.coordinator.hear(notice.move, notice)
+                else:
+                    self.untold.append(notice)
+
+    def _tell(self) -> None:
+        """What is committed may be acted upon."""
+        for notice in self.untold:
+            assert not isinstance(notice, Parked | Closed)
+            self.world.maybe_die()
+            self.world.coordinator.hear(notice.move, notice)
+        self.untold = []

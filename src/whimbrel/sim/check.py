@@ -50,7 +50,8 @@ class Invariants:
                     raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
 
     def _one_holder(self) -> None:
-        """A key's state lies at one instance, or at both ends of a move; what an abort left behind does not count."""
+        """A key's state lies at one instance, or at both ends of a move that copies; what an abort left behind does
+        not count."""
         whole = [  # one that repeats a batch is where it was before it
             (name, part.entries)
             for name, actor in self.world.instances.items()
@@ -69,7 +70,7 @@ class Invariants:
         for key, names in holders.items():
             concerned = [migration for migration in unsettled if key in migration.move.selection]
             names -= {migration.move.destination for migration in concerned if migration.is_over}
-            ends = [{m.move.source, m.move.destination} for m in concerned if not m.is_over]
+            ends = [{m.move.source, m.move.destination} for m in concerned if not m.is_over and not m.move.switch]
             if len(names) > 1 and names not in ends:
                 raise Violation("one holder", f"{key} lies at {sorted(names)}")
 

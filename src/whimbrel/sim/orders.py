@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 MIXED = "mixed"
 """In place of a protocol: any of them, anew for each migration, so that they meet."""
+
+OPTIONS: dict[str, list[Any]] = {
+    "budget": [1, 150, 1 << 20],
+    "chunk": [8, 1 << 20],
+    "order": ["arrival", "key"],
+    "split": [1, 4],
+    "step": [50, 500],
+}
 
 
 class CoordinatorActor(Actor):
@@ -87,8 +95,10 @@ class CoordinatorActor(Actor):
         self.asked += 1
         try:
             site = self.coordinator.sites[destination]
-            limits = {"budget": rng.choice([1, 150, 1 << 20]), "chunk": rng.choice([8, 1 << 20])}
-            planned = self.coordinator.plan(selection, destination, site, protocol, f"m{self.asked}", **limits)
+            choices = {name: rng.choice(choice) for name, choice in OPTIONS.items()}
+            wanted = {"budget", "chunk", *PROTOCOLS[protocol].options}
+            options = {name: choice for name, choice in choices.items() if name in wanted}
+            planned = self.coordinator.plan(selection, destination, site, protocol, f"m{self.asked}", **options)
         except Refused:
             return
         self.ordered += bool(planned)
@@ -105,6 +115,11 @@ class CoordinatorActor(Actor):
                 for name in rng.sample(world.routers, len(world.routers)):
                     world.gateways[name].order(command, f"coordinator/{id}/{type(command).__name__}")
                     world.maybe_die(0.02)
+            case machine.Announce(move, instance):
+                record = Record(0, Kind.SWITCH, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move))
+                world.inboxes[instance].append(
+                    [record], count=1, writer=f"coordinator/{id}/SWITCH", counter=0, lane=Lane.CONTROL
+                )
             case machine.Forget(move):
                 record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
                 world.inboxes[move.destination].append(

@@ -10,7 +10,8 @@ from unittest.mock import patch
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Kind, Record, Result
+from whimbrel.core.record import Emissions, Kind, Record, Result
+from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.log.contract import Lane
 from whimbrel.sim.actors import GatewayActor
 
@@ -33,6 +34,18 @@ def _markers_beside(self: GatewayActor, name: str, records: list[Record], positi
         inbox.append(marks, count=1, writer=self.name, counter=position, lane=Lane.CONTROL)
 
 
+def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) -> None:
+    """The source says that it has stopped, and goes on: what came for its keys is served, not sent on."""
+    _ship(self, instance, out)
+    for key in [key for key in instance.waiting if self.takes(key)]:
+        for record in instance.unbuffer(key):
+            instance._serve(record, out)
+    for key in [key for key in instance.entries if self.takes(key) and not self.left]:
+        self.forget(instance, key)
+
+
+_ship = SwitchOut.ship
+
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
     "dedup": (Instance, "is_duplicate", lambda self, entry, record: False),
@@ -40,6 +53,10 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "buffering": (Arrival, "buffers", lambda self, key, instance: False),
     "fencing": (Gate, "refuse", _release),
     "markers": (GatewayActor, "append", _markers_beside),
+    "stopping": (SwitchOut, "ship", _ship_before_closing),
+    "passing": (SwitchIn, "has_passed", lambda self, key: True),
+    "absence": (SwitchIn, "is_new", lambda self, key: True),
+    "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
 }
 
 

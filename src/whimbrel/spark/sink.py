@@ -19,7 +19,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
-from whimbrel.core.record import Kind, Outgoing
+from whimbrel.core.record import Outgoing
 from whimbrel.log import Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.processor import OUTGOING
@@ -52,8 +52,8 @@ class Sink:
             self._appended()
 
     def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
-        # A part's parcels come before its SHIPPED; sorting is stable, so each part's parcels stay in order.
-        ordered = sorted(posts, key=lambda row: row._kind == Kind.SHIPPED)
+        # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
+        ordered = sorted(posts, key=lambda row: int(row._kind))
         self._inbox_of(destination).append(
             encode_posts((row._kind, row._bin, bytes(row._body)) for row in ordered),
             count=len(ordered),

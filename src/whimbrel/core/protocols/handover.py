@@ -1,6 +1,6 @@
 """The two-step hand-over that `live` and `pause` share: prepare until the destination is READY, then CUTOVER.
 
-    ordered ─Ordered─▶ preparing ─Ready (all parts)─▶ committing ─Closed and Opened (all parts)─▶ done
+    ordered ─Ordered─▶ preparing ─Ready (all parts)─▶ committing ─Left and Opened (all parts)─▶ done
                            └─────Abandoned─▶ undoing ─Aborted (source, all parts)─▶ aborted
 
 The point of no return is the order to CUTOVER: a router that has it routes to the destination, and the source will
@@ -20,15 +20,17 @@ from whimbrel.core.protocols.machine import (
     Ordered,
     Protocol,
     Table,
+    abandon_unbegun,
     stay,
+    weigh,
 )
-from whimbrel.core.record import Aborted, Closed, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Opened, Ready, Routing
 from whimbrel.core.router import Abort, Begin, Cutover
 
 Answer = tuple[str, list[Command]]
 
 
-def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: bool) -> Protocol:
+def handover(name: str, *, preparing: str, committing: str, undoing: str, routing: Routing) -> Protocol:
     """A protocol of this shape, with its own words for the three phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:
@@ -37,19 +39,8 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: 
     def ready(migration: Migration, event: Ready) -> Answer:
         return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
 
-    def settle(migration: Migration, event: Closed | Opened) -> Answer:
-        if isinstance(event, Closed) and not migration.has_heard_part(event):
-            migration.keys += event.keys
-            migration.state_bytes += event.state_bytes
-            migration.sent_bytes += event.sent_bytes
-        migration.hear(event)
-        closed = migration.has_heard(Closed, migration.move.source)
-        opened = migration.has_heard(Opened, migration.move.destination)
-        return (DONE if closed and opened else committing), []
-
-    def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
-        migration.reason = event.reason
-        return ABORTED, []
+    def settle(migration: Migration, event: Left | Opened) -> Answer:
+        return (DONE if weigh(migration, event) else committing), []
 
     def abandon(migration: Migration, event: Abandoned) -> Answer:
         migration.reason = event.reason
@@ -69,7 +60,7 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: 
     table: Table = {
         (ORDERED, Ordered): begin,
         (preparing, Ready): ready,
-        (committing, Closed): settle,
+        (committing, Left): settle,
         (committing, Opened): settle,
         # out
         (ORDERED, Abandoned): abandon_unbegun,
@@ -82,7 +73,7 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: 
         preparing: (Ordered,),
         committing: (Ordered, Ready, Abandoned),
         undoing: (Ordered, Ready, Abandoned),
-        DONE: (Ordered, Ready, Closed, Opened, Abandoned),
+        DONE: (Ordered, Ready, Left, Opened, Abandoned),
         ABORTED: (Ordered, Ready, Abandoned),
     }.items():
         table |= {(phase, event): stay for event in events}
@@ -96,5 +87,5 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, hold: 
             undoing: lambda migration: [Abort(migration.move)],
             ABORTED: forget,
         },
-        hold=hold,
+        routing=routing,
     )

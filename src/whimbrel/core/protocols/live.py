@@ -6,7 +6,7 @@
            ──BEGIN─────────────────────────CUTOVER──▶ destination  buffers, installs, follows silently | emits
                   source ──parcels, SHIPPED──▶ destination ──READY──▶ coordinator
 
-    ordered ─Ordered─▶ copying ─Ready (all parts)─▶ cutting ─Closed and Opened (all parts)─▶ done
+    ordered ─Ordered─▶ copying ─Ready (all parts)─▶ cutting ─Left and Opened (all parts)─▶ done
                           └────Abandoned─▶ aborting ─Aborted (source)─▶ aborted
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the move.
@@ -21,4 +21,4 @@ from __future__ import annotations
 
 from whimbrel.core.protocols.handover import handover
 
-LIVE = handover("live", preparing="copying", committing="cutting", undoing="aborting", hold=False)
+LIVE = handover("live", preparing="copying", committing="cutting", undoing="aborting", routing="dual")

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import Aborted, Closed, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Move, Opened, Order, Ready, Routing
 from whimbrel.core.router import Abort, Begin, Cutover
 
 ORDERED, DONE, ABORTED = "ordered", "done", "aborted"
@@ -59,9 +59,16 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Event = Ordered | Abandoned | Ready | Closed | Opened | Aborted | Stopped | Copied | Started | Failed
+Event = Ordered | Abandoned | Ready | Left | Opened | Aborted | Stopped | Copied | Started | Failed
 
 # ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """Tell an instance that a move will switch at once, ahead of all that waits in its inbox."""
+
+    move: Move
+    instance: str
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +97,7 @@ class StartInstance(msgspec.Struct, frozen=True, tag=True):
     site: str
 
 
-Command = Begin | Cutover | Abort | Forget | StopInstance | CopyCheckpoint | StartInstance
+Command = Begin | Cutover | Abort | Announce | Forget | StopInstance | CopyCheckpoint | StartInstance
 
 # ── A migration ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,12 +137,12 @@ class Migration(msgspec.Struct):
         """Whether the user may know its outcome."""
         return self.phase in (DONE, ABORTED)
 
-    def hear(self, notice: Ready | Closed | Opened | Aborted) -> bool:
+    def hear(self, notice: Ready | Left | Opened | Aborted) -> bool:
         """Note one part's notice; whether all parts of that instance have now sent theirs."""
         self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
         return self.has_heard(type(notice), notice.instance)
 
-    def has_heard_part(self, notice: Ready | Closed | Opened | Aborted) -> bool:
+    def has_heard_part(self, notice: Ready | Left | Opened | Aborted) -> bool:
         """Whether this very notice has come before."""
         heard = self.heard.get(f"{type(notice).__name__} {notice.instance}")
         return heard is not None and notice.part in heard.sent
@@ -156,7 +163,10 @@ class Protocol(msgspec.Struct, frozen=True):
     name: str
     table: Table
     resume: dict[str, Callable[[Migration], list[Command]]]
-    hold: bool = False
+    routing: Routing = "dual"
+    order: Order = "key"
+    options: frozenset[str] = frozenset()
+    """What an order may set beside budget and chunk: fields of `Move`."""
 
 
 def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:
@@ -177,6 +187,23 @@ def resume(protocol: Protocol, migration: Migration) -> list[Command]:
     return again(migration) if again else []
 
 
+def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
+    """Note a notice, and what left with it; whether the source is done and the destination owns the keys."""
+    if isinstance(event, Left) and not migration.has_heard_part(event):
+        migration.keys += event.keys
+        migration.state_bytes += event.state_bytes
+        migration.sent_bytes += event.sent_bytes
+    migration.hear(event)
+    move = migration.move
+    return migration.has_heard(Left, move.source) and migration.has_heard(Opened, move.destination)
+
+
+def abandon_unbegun(migration: Migration, event: Abandoned) -> tuple[str, list[Command]]:
+    """Out before anything was said to anybody."""
+    migration.reason = event.reason
+    return ABORTED, []
+
+
 def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
     """The rule for an event that changes nothing: it came twice, or late."""
     return migration.phase, []
@@ -184,7 +211,7 @@ def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
 
 def _tell(event: Event) -> str:
     name = type(event).__name__
-    if isinstance(event, (Ready, Closed, Opened, Aborted)):
+    if isinstance(event, (Ready, Left, Opened, Aborted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
     if isinstance(event, (Abandoned, Failed)):
         return f"{name}: {event.reason}"

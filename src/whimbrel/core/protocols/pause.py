@@ -7,7 +7,7 @@
            ──BEGIN (hold)─────────CUTOVER, held records─▶ destination  installs      | emits
                   source ──parcels, SHIPPED──▶ destination ──READY──▶ coordinator
 
-    ordered ─Ordered─▶ holding ─Ready (all parts)─▶ releasing ─Closed and Opened (all parts)─▶ done
+    ordered ─Ordered─▶ holding ─Ready (all parts)─▶ releasing ─Left and Opened (all parts)─▶ done
                           └────Abandoned─▶ resuming ─Aborted (source)─▶ aborted
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the move.
@@ -23,4 +23,4 @@ from __future__ import annotations
 
 from whimbrel.core.protocols.handover import handover
 
-PAUSE = handover("pause", preparing="holding", committing="releasing", undoing="resuming", hold=True)
+PAUSE = handover("pause", preparing="holding", committing="releasing", undoing="resuming", routing="hold")

@@ -38,6 +38,7 @@ from whimbrel.core.protocols.machine import (
     StopInstance,
     Stopped,
     Table,
+    abandon_unbegun,
     stay,
 )
 
@@ -87,12 +88,6 @@ def go_back(migration: Migration, event: Abandoned | Failed) -> Answer:
     """Out: start it where it was."""
     migration.reason = event.reason
     return RETURNING, _start_here(migration)
-
-
-def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
-    """Out before anything was said to anybody."""
-    migration.reason = event.reason
-    return ABORTED, []
 
 
 def go_back_again(migration: Migration, event: Failed) -> Answer:

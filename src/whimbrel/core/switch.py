@@ -1,0 +1,381 @@
+"""A move that switches at once: routers send the keys' records to the destination from BEGIN on, and state follows.
+
+At the source (`SwitchOut`) the keys stop with the batch in which SWITCH comes, ahead of whatever waits in the inbox:
+CLOSED, the destination speaks from now on. What still comes before BEGIN is the keys' backlog: it is not applied but
+sent on. A key leaves with its backlog, as soon as the byte budget allows, in the move's order:
+
+    arrival   keys that records wait for, in the order of arrival, heaviest first; then those seen last (`push`)
+    demand    units that the destination asks for; keys with a backlog go unasked (`fetch`)
+    key       by name: what the two above are measured against
+
+At the destination (`SwitchIn`) a key's own records wait until it opens: until its state is here, or known not to
+exist, and the source has PASSED, that is, has sent on everything older. Then it lives as if it had always been here.
+
+One holder at any time: a key is forgotten at the source in the batch that ships it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from whimbrel.core.arrival import Receiver, catch_up
+from whimbrel.core.departure import Sender
+from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
+from whimbrel.core.record import (
+    Buffered,
+    Closed,
+    Emissions,
+    Fetch,
+    Kind,
+    Left,
+    Luggage,
+    Move,
+    Opened,
+    Parcel,
+    Passed,
+    Ready,
+    Record,
+    Shipped,
+    Tick,
+)
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+
+ENTRY = 20
+"""Offsets without these bits are places of log entries: what came in one entry came at the same moment."""
+
+
+class SwitchOut(Sender, kw_only=True, tag=True):
+    """How far a switch has come at one part of its source. Sets name the routers a marker has come from."""
+
+    begun: dict[str, int] = {}
+    """By router: the `seq` at which its BEGIN stood."""
+    cut: set[str] = set()
+    closed: bool = False
+    """The keys have stopped here."""
+    reach: dict[str, int] = {}
+    """By router: up to where the keys' states reach in its stream."""
+    needed: list[str] = []
+    """Keys that somebody waits for, in the order in which they shall leave."""
+    rest: list[str] = []
+    """The other keys that shall leave, the last one first."""
+    asked: list[int] = []
+    """Units that were asked for and have not left as a whole."""
+    questions: list[Fetch] = []
+    """Asked in this batch."""
+    absent: list[str] = []
+    """Keys that were hinted at and are not here."""
+    ticks: list[Tick] = []
+    """Ticks that came before BEGIN: part of every key's backlog."""
+    keys: int = 0
+    left: int = 0
+    """How many keys have not been shipped."""
+    passed: bool = False
+    shipped: bool = False
+
+    def takes(self, key: str) -> bool:
+        """Whether a record of this key belongs into its backlog."""
+        return self.closed and key in self.move.selection
+
+    def is_frozen(self, src: str) -> bool:
+        """Whether the time of keys that come through this router stands still here."""
+        return self.closed or src in self.begun
+
+    def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
+        """A marker has come. There is no ABORT: a switch has no way back."""
+        if kind == Kind.BEGIN:
+            self.begun[record.src] = record.seq
+        elif kind == Kind.CUTOVER:
+            self.cut.add(record.src)
+            if self.cut == self.move.routers:
+                instance.epochs.put(self.move.selection, self.move.epoch)
+                del instance.moves.departures[self.move.id]
+                part = (self.move.id, instance.name, instance.part, instance.parts)
+                out.notices.append(Left(*part, self.keys, self.state_bytes, self.sent_bytes))
+
+    def note_tick(self, record: Record) -> None:
+        """A tick has come: it belongs to the backlog if the keys have stopped and BEGIN is not here."""
+        if self.closed and record.src not in self.begun:
+            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+
+    def hint(self, instance: Instance, keys: Iterable[str]) -> None:
+        """Records of these keys have gone to the destination."""
+        for key in keys:
+            if part_of(bin_of(key), instance.parts) == instance.part:
+                if key in instance.entries:
+                    self.needed.append(key)
+                elif not self.shipped:
+                    self.absent.append(key)
+
+    def ask(self, instance: Instance, fetch: Fetch) -> None:
+        """The destination asks for units; what they hold is known when the batch is over."""
+        needed, step = (
+            [unit for unit in units if part_of(unit % BINS, instance.parts) == instance.part]
+            for units in (fetch.needed, fetch.step)
+        )
+        self.questions.append(Fetch(fetch.move, needed, step))
+
+    # ── At the end of a batch ────────────────────────────────────────────────────────────────────────────────────
+
+    def ship(self, instance: Instance, out: Emissions) -> None:
+        """Close if that has not been done; then send what the budget allows."""
+        if not self.closed:
+            self._close(instance, out)
+        elif self.move.order != "key":
+            self._look_ahead(instance)
+        if self.shipped:
+            return
+        self._look_up(instance)
+        loads, backlog = self._load(instance)
+        self.pack(instance, loads, out, backlog, self.ticks)
+        self._tell(instance, out)
+        if self.needed or self.rest:
+            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+
+    def _close(self, instance: Instance, out: Emissions) -> None:
+        self.closed = True
+        self.reach = {**instance.positions, **self.begun}
+        keys = instance.keys_in(self.move)
+        self.keys = self.left = len(keys)
+        if self.move.order == "arrival":  # the last one goes first
+            self.rest = sorted(keys, key=lambda key: (instance.entries[key].seq, key))
+        elif self.move.order == "key":
+            self.rest = keys[::-1]
+        part = (self.move.id, instance.name, instance.part, instance.parts)
+        out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+
+    def _look_ahead(self, instance: Instance) -> None:
+        """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
+        waiting = [key for key in instance.waiting if key in instance.entries and self.takes(key)]
+        known = set(self.needed)
+        ranked = sorted(
+            (instance.waiting[key][0].offset >> ENTRY, -len(instance.waiting[key]), key)
+            for key in waiting
+            if key not in known
+        )
+        self.needed += [key for *_, key in ranked]
+
+    def _look_up(self, instance: Instance) -> None:
+        """Which keys were asked for."""
+        by_unit: dict[int, list[str]] = {unit: [] for question in self.questions for unit in question.needed}
+        by_unit |= {unit: [] for question in self.questions for unit in question.step}
+        if not by_unit:
+            return
+        for key in instance.keys_in(self.move):
+            unit = unit_of(key, self.move.split)
+            if unit in by_unit:
+                by_unit[unit].append(key)
+        for question in self.questions:
+            self.needed += [key for unit in question.needed for key in by_unit[unit]]
+            self.rest = [key for unit in reversed(question.step) for key in by_unit[unit]] + self.rest
+        self.asked += by_unit
+        self.questions = []
+
+    def _load(self, instance: Instance) -> tuple[dict[str, Luggage], dict[str, list[Buffered]]]:
+        """What leaves in this batch: keys, and the backlog of keys that leave or have left."""
+        loads: dict[str, Luggage] = {}
+        room = self.move.budget
+        while room > 0 and (self.needed or self.rest):
+            key = self.needed.pop(0) if self.needed else self.rest.pop()
+            if key in instance.entries:
+                loads[key] = self._luggage(instance, key)
+                room -= len(loads[key].state) + 64
+                self.forget(instance, key)
+        self.left -= len(loads)
+        backlog: dict[str, list[Buffered]] = {}
+        for key in sorted(instance.waiting):
+            if self.takes(key) and key not in instance.entries:
+                records = [record._replace(epoch=self.move.epoch) for record in instance.unbuffer(key)]
+                backlog[key] = [instance.stored(record) for record in records]
+        return loads, backlog
+
+    def forget(self, instance: Instance, key: str) -> None:
+        """What is shipped is no longer here."""
+        instance.drop([key])
+
+    def _luggage(self, instance: Instance, key: str) -> Luggage:
+        saved = instance.entries[key].saved
+        assert saved is not None, "every key is sealed before it is shipped"
+        return msgspec.structs.replace(saved, seq=max(saved.seq, self.reach.get(saved.src, -1)))
+
+    def _tell(self, instance: Instance, out: Emissions) -> None:
+        """Say which units and keys cannot come any more, and how far we are."""
+        under_way = {unit_of(key, self.move.split) for key in (*self.needed, *self.rest)} if self.asked else set()
+        gone = [unit for unit in self.asked if unit not in under_way]
+        self.asked = [unit for unit in self.asked if unit in under_way]
+        if gone or self.absent:
+            self.send(instance, Kind.PARCEL, Parcel(self.move.id, EVERY_BIN, {}, absent=self.absent, units=gone), out)
+            self.absent = []
+        part = (self.move.id, instance.part, instance.parts)
+        if not self.passed and self.begun.keys() == self.move.routers:
+            self.passed = True
+            self.send(instance, Kind.PASSED, Passed(*part, self.ticks), out)
+        if self.passed and not self.left:
+            self.shipped = True
+            self.needed, self.rest, self.asked = [], [], []
+            self.send(instance, Kind.SHIPPED, Shipped(*part), out)
+
+
+class SwitchIn(Receiver, kw_only=True, tag=True):
+    """How far a switch has come at one part of its destination. Sets name the routers a marker has come from."""
+
+    move: Move
+    begun: set[str] = set()
+    cut: set[str] = set()
+    passed: set[int] = set()
+    """Which parts of the source have sent on everything older than the switch."""
+    shipped: set[int] = set()
+    """Which parts of the source have sent everything."""
+    parts: int = 0
+    absent: set[str] = set()
+    units: set[int] = set()
+    """Units that have come as a whole."""
+    asked: set[int] = set()
+    """Units that have been asked for."""
+    step: set[int] = set()
+    """Those of the last step."""
+    bins: list[int] | None = None
+    """Bins that have not been asked for, the last one first; None before the first question."""
+    ticks: list[Tick] = []
+    ready: bool = False
+
+    def takes(self, key: str) -> bool:
+        """Whether the key belongs to this move."""
+        return key in self.move.selection
+
+    def is_silent(self, src: str) -> bool:
+        """The source has closed: the destination speaks from the beginning."""
+        return False
+
+    def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
+        """Whether the key's time stands still, because it has not opened."""
+        return not self.opens(key, instance)
+
+    def opens(self, key: str, instance: Instance) -> bool:
+        """Whether nothing older of a key can come any more, and its state is here or does not exist."""
+        return self.ready or (self.has_passed(key) and (key in instance.entries or self.is_new(key)))
+
+    def has_passed(self, key: str) -> bool:
+        """Whether the source has sent on everything older than the switch."""
+        return self._part(key) in self.passed
+
+    def is_new(self, key: str) -> bool:
+        """Whether the source is known not to have the key, if it is not here."""
+        return (
+            self._part(key) in self.shipped
+            or key in self.absent
+            or (self.move.order == "demand" and unit_of(key, self.move.split) in self.units)
+        )
+
+    def _part(self, key: str) -> int:
+        return part_of(bin_of(key), self.parts) if self.parts else -1
+
+    def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
+        """A record that came straight here."""
+        if self.opens(record.key, instance):
+            instance._serve(record, out)
+        else:
+            instance.buffer(record)
+
+    def note_tick(self, record: Record) -> None:
+        """A tick has come straight here, while some keys have not opened."""
+        if not self.ready:
+            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+
+    def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
+        """A marker has come."""
+        if kind == Kind.BEGIN:
+            self.begun.add(record.src)
+            self._check_ready(instance, out)
+        elif kind == Kind.CUTOVER:
+            self.cut.add(record.src)
+            if self.cut == self.move.routers:
+                instance.epochs.put(self.move.selection, self.move.epoch)
+                del instance.moves.arrivals[self.move.id]
+                out.notices.append(Opened(self.move.id, instance.name, instance.part, instance.parts))
+
+    def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
+        """A parcel has come: states, and what waited for them at the source."""
+        for key, luggage in parcel.keys.items():
+            whole = self.join(key, luggage, parcel)
+            if whole is not None:
+                instance.install(key, whole)
+        for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
+            older = [instance.restored(record) for record in parcel.backlog.get(key, ())]
+            if key in instance.entries or older:
+                catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
+                self._open([key], instance, out)
+        self.absent.update(parcel.absent)
+        self.units.update(parcel.units)
+        if parcel.absent or parcel.units:
+            self._open(list(instance.waiting), instance, out)
+
+    def pass_on(self, instance: Instance, passed: Passed, out: Emissions) -> None:
+        """A part of the source has sent on everything older than the switch."""
+        self.parts = passed.parts
+        self.passed.add(passed.part)
+        here = [key for key in sorted(instance.entries) if self.takes(key) and self._part(key) == passed.part]
+        for key in here if passed.ticks or self.ticks else ():
+            catch_up(instance, key, [], passed.ticks, out, self.is_silent)
+            self._open([key], instance, out)
+        self._open(list(instance.waiting), instance, out)
+
+    def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
+        """A part of the source has sent everything."""
+        self.parts = shipped.parts
+        self.shipped.add(shipped.part)
+        self._open(list(instance.waiting), instance, out)
+        self._check_ready(instance, out)
+
+    def _open(self, keys: list[str], instance: Instance, out: Emissions) -> None:
+        """Let those keys that can, live: what waited for them is applied."""
+        for key in keys:
+            if self.takes(key) and self.opens(key, instance):
+                catch_up(instance, key, instance.unbuffer(key), self.ticks, out, self.is_silent)
+
+    def _check_ready(self, instance: Instance, out: Emissions) -> None:
+        if self.ready or self.begun != self.move.routers or not self.parts or len(self.shipped) < self.parts:
+            return
+        self.ready = True
+        self.ticks = []
+        out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
+
+    # ── At the end of a batch ────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, instance: Instance, out: Emissions) -> None:
+        """Ask for what records wait for, and, when the last step is here, for the next one.
+
+        Not before a BEGIN: then the source, too, has been told of the move.
+        """
+        if self.move.order != "demand" or not self.begun or (self.parts and len(self.shipped) == self.parts):
+            return
+        split = self.move.split
+        waiting = sorted((held[0].offset, key) for key, held in instance.waiting.items() if self.takes(key))
+        missing = (unit_of(key, split) for _, key in waiting if key not in instance.entries)
+        needed = [unit for unit in dict.fromkeys(missing) if unit not in self.asked]
+        self.asked.update(needed)
+        step = self._next_step(instance) if all(map(self._has_come, self.step)) else []
+        if needed or step:
+            post = instance.post(self.move.source, Kind.FETCH, Fetch(self.move.id, needed, step))
+            out.posts.append(post)
+
+    def _has_come(self, unit: int) -> bool:
+        return unit in self.units or (bool(self.parts) and part_of(unit % BINS, self.parts) in self.shipped)
+
+    def _next_step(self, instance: Instance) -> list[int]:
+        if self.bins is None:
+            chosen = {*self.move.selection.bins, *map(bin_of, self.move.selection.keys)}
+            mine = (bin for bin in chosen if part_of(bin, instance.parts) == instance.part)
+            self.bins = sorted(mine, reverse=True)
+        units: list[int] = []
+        while self.bins and not units:
+            bins, self.bins = self.bins[-self.move.step :], self.bins[: -self.move.step]
+            every = (bin + BINS * cut for bin in reversed(bins) for cut in range(self.move.split))
+            units = [unit for unit in every if unit not in self.asked and not self._has_come(unit)]
+        self.asked.update(units)
+        self.step = set(units)
+        return units
