@@ -75,7 +75,7 @@ def tick(seq: int, at: int, src: str = "r", held_for: Move | None = None) -> Rec
 def move(*keys: str, routers: str = "r", hold: bool = False, id: str = "m1", **more: Any) -> Move:
     """A move of some keys from `a` to `b`; `routers` has one letter for each."""
     selection = more.pop("selection", Selection(keys=frozenset(keys)))
-    settings = {"source": "a", "destination": "b", "epoch": 1, "protocol": "pause" if hold else "live"}
+    settings: dict[str, Any] = {"source": "a", "destination": "b", "epoch": 1, "protocol": "pause" if hold else "live"}
     settings |= {"routing": "hold" if hold else "dual", **more}
     return Move(id=id, stage="stage", selection=selection, routers=frozenset(routers), **settings)
 
