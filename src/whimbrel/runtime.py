@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.control.orchestrator import StageControl
-from whimbrel.core import wire
+from whimbrel.core import balance, wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, UnknownName, WhimbrelError
-from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of
+from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.record import Notice, Parked, Result
 from whimbrel.core.router import Router, RouteTable
@@ -35,8 +37,15 @@ class StageRuntime:
         self.app, self.stage, self.intake = app, stage, intake
         self.inboxes: dict[str, EmbeddedLog] = {}
         self.outboxes: dict[str, EmbeddedLog] = {}
-        placed = app.journal.load(f"instances/{stage.name}")
+        self._staffing = threading.Lock()
+        """Held while somebody decides which instances there are."""
+        placed, gone = (app.journal.load(f"{name}/{stage.name}") for name in ("instances", "gone"))
         sites = wire.unpack(placed, dict[str, str]) if placed else {}
+        self._gone = wire.unpack(gone, list[str]) if gone else []
+        """Instances that have left, whose names are not given again, and those that are to leave."""
+        for instance in self._gone:
+            if instance not in sites:
+                app.remove(instance)
         for site in app.sites:
             if site not in sites.values():
                 sites[self._new_name(sites)] = site
@@ -62,35 +71,95 @@ class StageRuntime:
         self.control = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
 
-    def _new_name(self, sites: dict[str, str]) -> str:
-        return f"{self.stage.name}-{len(sites) + 1}"
+    # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _new_name(self, sites: Iterable[str]) -> str:
+        return f"{self.stage.name}-{max(map(_number, [*sites, *self._gone]), default=0) + 1}"
 
     def _open(self, instance: str) -> None:
         self.inboxes[instance] = self.app.log(f"inbox-{instance}")
         self.outboxes[instance] = self.app.log(f"outbox-{instance}")
 
+    def at(self, site: str) -> list[str]:
+        """The instances at a site."""
+        return [instance for instance, place in list(self.coordinator.sites.items()) if place == site]
+
     @contextmanager
-    def destination(self, site: str) -> Iterator[str]:
-        """The instance at a site, to order a move to; a new one if the last was moved away and the order is taken."""
+    def staffed(self, site: str, count: int | None = None) -> Iterator[list[str]]:
+        """The instances at a site, to order moves to: so many, or all there are but at least one.
+
+        Those with the fewest keys are too many, and leave when their keys have; those that lack are made. If the order
+        is not taken, or everything dies before, it is as if nothing had been asked for: a new one is listed as leaving
+        until then, and whoever is listed and has keys which nobody moves stays.
+        """
+        with self._staffing:
+            self._review()
+            counts = self.counts()
+            here = sorted(set(self.at(site)) - set(self._gone), key=lambda name: (-counts[name], _number(name)))
+            fresh = [self._hire(site) for _ in range(max(1, count or 0) - len(here))]
+            too_many = here[count:] if count else []
+            self._list(*too_many)
+            try:
+                for instance in fresh:
+                    self.app.sites[site].start(instance, wait=count is not None)
+                yield [name for name in here if name not in too_many] + fresh
+            except BaseException:
+                self._dismiss(fresh)
+                self._strike(*too_many)
+                raise
+            self._strike(*fresh)
+
+    @contextmanager
+    def _free_to_decide(self) -> Iterator[bool]:
+        """Whether nobody else decides about the instances; if so, nobody will meanwhile."""
+        free = self._staffing.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self._staffing.release()
+
+    def _hire(self, site: str) -> str:
         sites = self.coordinator.sites
-        for instance, place in sites.items():
-            if place == site:
-                yield instance
-                return
         instance = self._new_name(sites)
         self._open(instance)
+        self._list(instance)
+        self._save("instances", {**sites, instance: site})
         sites[instance] = site
-        self._save_sites(sites)
-        try:
-            yield instance
-        except WhimbrelError:
-            del sites[instance]
-            self._save_sites(sites)
-            raise
-        self.app.sites[site].start(instance, wait=False)
+        return instance
 
-    def _save_sites(self, sites: dict[str, str]) -> None:
-        self.app.journal.save(f"instances/{self.stage.name}", wire.pack(dict(sites)))
+    def _list(self, *instances: str) -> None:
+        if instances:
+            self._save("gone", [*self._gone, *instances])
+            self._gone += instances
+
+    def _strike(self, *instances: str) -> None:
+        if instances:
+            self._gone = [name for name in self._gone if name not in instances]
+            self._save("gone", self._gone)
+
+    def _save(self, name: str, value: object) -> None:
+        self.app.journal.save(f"{name}/{self.stage.name}", wire.pack(value))
+
+    def _review(self) -> list[str]:
+        """Those that are to leave and have nothing any more; who still has keys, which nobody moves, is to stay."""
+        moving, owning = self.app.orchestrator.engaged(self.stage.name)
+        idle = {name for name in self._gone if name in self.coordinator.sites} - moving
+        self._strike(*idle & owning)
+        return sorted(idle - owning)
+
+    def _dismiss(self, instances: Iterable[str]) -> None:
+        """Stop instances that have nothing, and forget them. Their files are removed at the next start."""
+        sites = self.coordinator.sites
+        for instance in instances:
+            self.app.sites[sites[instance]].stop(instance)
+            self._save("instances", {name: site for name, site in sites.items() if name != instance})
+            del sites[instance], self.inboxes[instance], self.outboxes[instance]
+
+    def _has_spoken(self, instance: str) -> bool:
+        """Whether an instance has done everything in its inbox, and all it said about it is delivered."""
+        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        return (query is None or query.is_drained) and self.outlet.has_delivered(instance)
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
         """The query of an instance of this stage."""
@@ -138,10 +207,13 @@ class StageRuntime:
         if self._ticks is not None and not (self.app.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
-        blob = self.gateway.save()
-        if blob is not None:
-            self.app.journal.save(f"router/{self.stage.name}", blob)
-            self.gateway.saved(blob)
+        with self._free_to_decide() as free:
+            idle = self._review() if free else []  # first: then the snapshot, where a replay starts, does not name them
+            blob = self.gateway.save()
+            if blob is not None:
+                self.app.journal.save(f"router/{self.stage.name}", blob)
+                self.gateway.saved(blob)
+                self._dismiss(filter(self._has_spoken, idle))
 
     def queries(self) -> list[StageQuery]:
         """The queries of the stage that run, wherever they do."""
@@ -182,37 +254,44 @@ class StageRuntime:
             if not all(isinstance(bin, int) and 0 <= bin < BINS for bin in numbers):
                 raise Refused(f"bins are numbers from 0 to {BINS - 1}")
             return Selection(bins=numbers)
-        owners, sites = self.coordinator.table.owners, self.coordinator.sites
-        elsewhere = [i for i, site in sites.items() if site != to and at in (None, site)]
-        if share is None:
-            if at is None:
-                return EVERYTHING
-            parts = [owners.select(instance) for instance in elsewhere]
-            return Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
-        if not 0 < share <= 1:
+        if share is None and at is None:
+            return EVERYTHING
+        if share is not None and not 0 < share <= 1:
             raise Refused(f"a share lies between 0 and 1, not {share}")
-        parts = [owners.select(instance) for instance in elsewhere]
-        bins = sorted(bin for part in parts for bin in part.bins)
-        singly = sorted(key for part in parts for key in part.keys)
-        weights: dict[int | str, int] = {**dict.fromkeys(bins, 0), **dict.fromkeys(singly, 1)}
-        for key in list(self.gateway.keys):
-            if bin_of(key) in weights and owners[key] in elsewhere and key not in weights:
-                weights[bin_of(key)] += 1
-        chosen = _prefix(weights, share)
-        return Selection(
-            bins=frozenset(one for one in chosen if isinstance(one, int)),
-            keys=frozenset(one for one in chosen if isinstance(one, str)),
-            without=frozenset(key for part in parts for key in part.without),
-        )
+        owners, sites = self.coordinator.table.owners, self.coordinator.sites
+        parts = [owners.select(i) for i, site in list(sites.items()) if site != to and at in (None, site)]
+        whole = Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
+        if share is None:
+            return whole
+        return balance.select(_prefix(balance.weigh(whole, list(self.gateway.keys)), share), whole)
+
+    def spread(self, selection: Selection, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What of a selection lies elsewhere, dealt out to these instances at a site."""
+        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in self.at(site)}
+        return self._pairs(elsewhere | dict.fromkeys(to), to, balance.place)
+
+    def level(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What lies at a site, dealt out to these instances there as evenly as it goes, with as few moves."""
+        return self._pairs(dict.fromkeys(self.at(site)), to, balance.level)
+
+    def _pairs(
+        self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
+    ) -> list[tuple[Selection, str]]:
+        known, owners = list(self.gateway.keys), self.coordinator.table.owners
+        parts = {name: owners.select(name, within) for name, within in among.items()}
+        transfers = plan({name: balance.weigh(part, known) for name, part in parts.items()}, to)
+        return [(balance.select(units, parts[source]), name) for (source, name), units in sorted(transfers.items())]
+
+    def counts(self) -> Counter[str]:
+        """By instance: how many of the known keys it has."""
+        owners = self.coordinator.table.owners
+        return Counter(owners[key] for key in list(self.gateway.keys))
 
     def status(self) -> dict[str, Any]:
         """How the stage is, as plain data."""
-        owners = self.coordinator.table.owners
-        counts: dict[str, int] = dict.fromkeys(self.coordinator.sites, 0)
-        for key in list(self.gateway.keys):
-            counts[owners[key]] += 1
+        counts = self.counts()
         instances = {}
-        for instance, site in self.coordinator.sites.items():
+        for instance, site in list(self.coordinator.sites.items()):
             query = self.app.sites[site].queries.get(instance)
             instances[instance] = {
                 "site": site,
@@ -228,13 +307,17 @@ class StageRuntime:
         }
 
 
-def _prefix(weights: dict[int | str, int], share: float) -> list[int | str]:
+def _number(instance: str) -> int:
+    return int(instance.rpartition("-")[2])
+
+
+def _prefix(weights: dict[balance.Unit, int], share: float) -> list[balance.Unit]:
     """The first bins and single keys that together hold a share of the keys; of the bins, if no key is known yet."""
     total = sum(weights.values())
     if not total or share == 1:
         return list(weights)[: round(len(weights) * share)]
     taken = 0
-    chosen: list[int | str] = []
+    chosen: list[balance.Unit] = []
     for bin, weight in weights.items():
         if taken >= share * total:
             break

@@ -34,9 +34,10 @@ def tell_phases() -> None:
     """From now on, say each phase of each migration as soon as it is safe."""
     write = Journal.write
 
-    def write_and_tell(self: Journal, migration: Migration) -> None:
-        write(self, migration)
-        say("phase", migration.move.id, migration.phase)
+    def write_and_tell(self: Journal, *migrations: Migration) -> None:
+        write(self, *migrations)
+        for migration in migrations:
+            say("phase", migration.move.id, migration.phase)
 
     Journal.write = write_and_tell  # type: ignore[method-assign]
 

@@ -29,9 +29,10 @@ class Coordinator:
     def plan(
         self, selection: Selection, destination: str, site: str, protocol: str, id: str, **limits: int
     ) -> list[Migration]:
-        """The migrations that bring a selection to a site, one for each instance that has some of it.
+        """The migrations that bring a selection to an instance at a site, one for each instance that has some of it.
 
-        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now.
+        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now. A restart
+        brings whole instances to the site, and leaves those alone that are there.
         `limits` are the move's `budget` and `chunk`.
         """
         rules = protocol_named(protocol)
@@ -42,7 +43,9 @@ class Coordinator:
         for name, limit in limits.items():
             if limit < 1:
                 raise Refused(f"{name} must be at least 1, not {limit}: nothing would ever travel")
-        owners = sorted({owner for owner in self.table.owners.values(selection) if self.sites[owner] != site})
+        whole = protocol == "restart"
+        there = {name for name, place in self.sites.items() if place == site} if whole else {destination}
+        owners = sorted({*self.table.owners.values(selection)} - there)
         planned = []
         for number, owner in enumerate(owners):
             share = self.table.owners.select(owner, selection)
@@ -108,7 +111,8 @@ class Coordinator:
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
-            self.sites[migration.move.source] = migration.to_site
+            if migration.move.source in self.sites:  # or it has been scaled away since
+                self.sites[migration.move.source] = migration.to_site
         else:
             self.table.hand_over(migration.move)
 
