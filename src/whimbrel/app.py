@@ -214,7 +214,7 @@ class App:
         """
         runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
         selection = runtime.select(keys, bins, share, to, at)
-        with runtime.staffed(to) as there:
+        with runtime.instances.staying(to, runtime.counts()) as there:
             wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
             ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, budget=budget)
         return Handle(self.orchestrator, stage, ids)
@@ -244,10 +244,12 @@ class App:
         if protocol == "restart":
             raise Refused("restart moves a whole instance to another site and shares no keys; use another protocol")
         owners = runtime.coordinator.table.owners
-        if instances > len(runtime.at(at)) and not any(owners.select(name) for name in runtime.at(at)):
+        if instances > len(runtime.instances.at(at)) and not any(
+            owners.select(name) for name in runtime.instances.at(at)
+        ):
             raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
-        with runtime.staffed(at, instances) as staff:
-            wanted = runtime.level(at, staff)
+        with runtime.instances.staying(at, runtime.counts(), instances) as staying:
+            wanted = runtime.level(at, staying)
             ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, budget=budget)
         return Handle(self.orchestrator, stage, ids)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.control.orchestrator import StageControl
-from whimbrel.core import balance, wire
+from whimbrel.core import balance
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection
@@ -19,7 +17,7 @@ from whimbrel.core.record import Notice, Parked, Result
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
-from whimbrel.log import EmbeddedLog
+from whimbrel.instances import Instances
 from whimbrel.log.codec import ROWS
 from whimbrel.outlet.outlet import Outlet, Watch
 from whimbrel.outlet.sinks import Sink
@@ -35,23 +33,8 @@ class StageRuntime:
 
     def __init__(self, app: App, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
         self.app, self.stage, self.intake = app, stage, intake
-        self.inboxes: dict[str, EmbeddedLog] = {}
-        self.outboxes: dict[str, EmbeddedLog] = {}
-        self._staffing = threading.Lock()
-        """Held while somebody decides which instances there are."""
-        placed, gone = (app.journal.load(f"{name}/{stage.name}") for name in ("instances", "gone"))
-        sites = wire.unpack(placed, dict[str, str]) if placed else {}
-        self._gone = wire.unpack(gone, list[str]) if gone else []
-        """Instances that have left, whose names are not given again, and those that are to leave."""
-        for instance in self._gone:
-            if instance not in sites:
-                app.remove(instance)
-        for site in app.sites:
-            if site not in sites.values():
-                sites[self._new_name(sites)] = site
-        app.journal.save(f"instances/{stage.name}", wire.pack(sites))
-        for instance in sites:
-            self._open(instance)
+        self.instances = Instances(app, stage.name)
+        self.inboxes, self.outboxes, sites = self.instances.inboxes, self.instances.outboxes, self.instances.sites
         first = next(iter(sites))
         name = f"gateway-{stage.name}"
         self.gateway = Gateway(
@@ -65,101 +48,11 @@ class StageRuntime:
             keep=app.keep,
         )
         self.gateway.recover(app.journal.load(f"router/{stage.name}"))
-        self.coordinator = Coordinator(stage.name, RouteTable(first), dict(sites), frozenset({name}))
+        self.coordinator = Coordinator(stage.name, RouteTable(first), sites, frozenset({name}))
         save = lambda blob: app.journal.save(f"outlet/{stage.name}", blob)  # noqa: E731
         self.outlet = Outlet(stage.name, self.outboxes, sinks, self._hear, save, app.clock_us, watch)
         self.control = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
-
-    # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _new_name(self, sites: Iterable[str]) -> str:
-        return f"{self.stage.name}-{max(map(_number, [*sites, *self._gone]), default=0) + 1}"
-
-    def _open(self, instance: str) -> None:
-        self.inboxes[instance] = self.app.log(f"inbox-{instance}")
-        self.outboxes[instance] = self.app.log(f"outbox-{instance}")
-
-    def at(self, site: str) -> list[str]:
-        """The instances at a site."""
-        return [instance for instance, place in list(self.coordinator.sites.items()) if place == site]
-
-    @contextmanager
-    def staffed(self, site: str, count: int | None = None) -> Iterator[list[str]]:
-        """The instances at a site, to order moves to: so many, or all there are but at least one.
-
-        Those with the fewest keys are too many, and leave when their keys have; those that lack are made. If the order
-        is not taken, or everything dies before, it is as if nothing had been asked for: a new one is listed as leaving
-        until then, and whoever is listed and has keys which nobody moves stays.
-        """
-        with self._staffing:
-            self._review()
-            counts = self.counts()
-            here = sorted(set(self.at(site)) - set(self._gone), key=lambda name: (-counts[name], _number(name)))
-            fresh = [self._hire(site) for _ in range(max(1, count or 0) - len(here))]
-            too_many = here[count:] if count else []
-            self._list(*too_many)
-            try:
-                for instance in fresh:
-                    self.app.sites[site].start(instance, wait=count is not None)
-                yield [name for name in here if name not in too_many] + fresh
-            except BaseException:
-                self._dismiss(fresh)
-                self._strike(*too_many)
-                raise
-            self._strike(*fresh)
-
-    @contextmanager
-    def _free_to_decide(self) -> Iterator[bool]:
-        """Whether nobody else decides about the instances; if so, nobody will meanwhile."""
-        free = self._staffing.acquire(blocking=False)
-        try:
-            yield free
-        finally:
-            if free:
-                self._staffing.release()
-
-    def _hire(self, site: str) -> str:
-        sites = self.coordinator.sites
-        instance = self._new_name(sites)
-        self._open(instance)
-        self._list(instance)
-        self._save("instances", {**sites, instance: site})
-        sites[instance] = site
-        return instance
-
-    def _list(self, *instances: str) -> None:
-        if instances:
-            self._save("gone", [*self._gone, *instances])
-            self._gone += instances
-
-    def _strike(self, *instances: str) -> None:
-        if instances:
-            self._gone = [name for name in self._gone if name not in instances]
-            self._save("gone", self._gone)
-
-    def _save(self, name: str, value: object) -> None:
-        self.app.journal.save(f"{name}/{self.stage.name}", wire.pack(value))
-
-    def _review(self) -> list[str]:
-        """Those that are to leave and have nothing any more; who still has keys, which nobody moves, is to stay."""
-        moving, owning = self.app.orchestrator.engaged(self.stage.name)
-        idle = {name for name in self._gone if name in self.coordinator.sites} - moving
-        self._strike(*idle & owning)
-        return sorted(idle - owning)
-
-    def _dismiss(self, instances: Iterable[str]) -> None:
-        """Stop instances that have nothing, and forget them. Their files are removed at the next start."""
-        sites = self.coordinator.sites
-        for instance in instances:
-            self.app.sites[sites[instance]].stop(instance)
-            self._save("instances", {name: site for name, site in sites.items() if name != instance})
-            del sites[instance], self.inboxes[instance], self.outboxes[instance]
-
-    def _has_spoken(self, instance: str) -> bool:
-        """Whether an instance has done everything in its inbox, and all it said about it is delivered."""
-        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
-        return (query is None or query.is_drained) and self.outlet.has_delivered(instance)
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
         """The query of an instance of this stage."""
@@ -207,13 +100,17 @@ class StageRuntime:
         if self._ticks is not None and not (self.app.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
-        with self._free_to_decide() as free:
-            idle = self._review() if free else []  # first: then the snapshot, where a replay starts, does not name them
-            blob = self.gateway.save()
-            if blob is not None:
-                self.app.journal.save(f"router/{self.stage.name}", blob)
-                self.gateway.saved(blob)
-                self._dismiss(filter(self._has_spoken, idle))
+        idle = self.instances.idle()  # first: the snapshot, from which a replay starts, does not name them then
+        blob = self.gateway.save()
+        if blob is not None:
+            self.app.journal.save(f"router/{self.stage.name}", blob)
+            self.gateway.saved(blob)
+            self.instances.see_off(*filter(self._has_spoken, idle))
+
+    def _has_spoken(self, instance: str) -> bool:
+        """Whether an instance has done everything in its inbox, and all it said about it is delivered."""
+        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        return (query is None or query.is_drained) and self.outlet.has_delivered(instance)
 
     def queries(self) -> list[StageQuery]:
         """The queries of the stage that run, wherever they do."""
@@ -223,8 +120,13 @@ class StageRuntime:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired."""
+        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired.
+
+        And whoever was to leave has left.
+        """
         if self._ticks is not None and not self.gateway.has_told_time:
+            return False
+        if self.instances.leaving:
             return False
         for instance, site in list(self.coordinator.sites.items()):
             query = self.app.sites[site].queries.get(instance)
@@ -267,12 +169,12 @@ class StageRuntime:
 
     def spread(self, selection: Selection, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
         """What of a selection lies elsewhere, dealt out to these instances at a site."""
-        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in self.at(site)}
+        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in self.instances.at(site)}
         return self._pairs(elsewhere | dict.fromkeys(to), to, balance.place)
 
     def level(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
         """What lies at a site, dealt out to these instances there as evenly as it goes, with as few moves."""
-        return self._pairs(dict.fromkeys(self.at(site)), to, balance.level)
+        return self._pairs(dict.fromkeys(self.instances.at(site)), to, balance.level)
 
     def _pairs(
         self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
@@ -305,10 +207,6 @@ class StageRuntime:
             "migrations": {m.move.id: m.phase for m in self.coordinator.migrations.values()},
             "error": told(self.outlet.error),
         }
-
-
-def _number(instance: str) -> int:
-    return int(instance.rpartition("-")[2])
 
 
 def _prefix(weights: dict[balance.Unit, int], share: float) -> list[balance.Unit]:

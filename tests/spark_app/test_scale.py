@@ -108,7 +108,7 @@ def test_a_scaling_in_that_is_called_off_leaves_everybody_in_place(job: Job) -> 
     handle = job.app.scale("chain", instances=1, at="cloud", budget=1).abort("not now").wait(60)
     assert handle.outcome == "aborted"
     job.settle()
-    until(lambda: "chain-3" not in job.app.stages["chain"]._gone, "it is to stay")
+    until(lambda: not job.app.stages["chain"].instances.leaving, "it is to stay")
     assert shares(job)["chain-3"] == ("cloud", 6)
 
 
