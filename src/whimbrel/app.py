@@ -214,20 +214,63 @@ class App:
         tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
         migration has some of the keys.
         """
+        runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
+        options |= {"budget": budget}
+        selection = runtime.select(keys, bins, share, to, at)
+        with runtime.instances.staying(to, runtime.counts()) as there:
+            wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
+            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, **options)
+        return Handle(self.orchestrator, stage, ids)
+
+    def scale(
+        self,
+        stage: str,
+        *,
+        instances: int,
+        at: str,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int = 8 << 20,
+        **options: Any,
+    ) -> Handle:
+        """Let so many instances of a stage share the keys that lie at a site, while it runs.
+
+        More than there are: new ones are started, which takes some seconds, and get their share. Fewer: those with the
+        fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
+        moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
+        """
+        runtime = self._stage_for(stage, (at,), protocol, deadline, budget)
+        options |= {"budget": budget}
+        if instances < 1:
+            raise Refused(
+                f"the keys at {at} need an instance there, so {instances} are too few; "
+                f"to empty the site, move them away: app.migrate({stage!r}, at={at!r}, to=...)"
+            )
+        if protocol == "restart":
+            raise Refused("restart moves a whole instance to another site and shares no keys; use another protocol")
+        owners = runtime.coordinator.table.owners
+        if instances > len(runtime.instances.at(at)) and not any(
+            owners.select(name) for name in runtime.instances.at(at)
+        ):
+            raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
+        with runtime.instances.staying(at, runtime.counts(), instances) as staying:
+            wanted = runtime.level(at, staying)
+            ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, **options)
+        return Handle(self.orchestrator, stage, ids)
+
+    def _stage_for(
+        self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int
+    ) -> StageRuntime:
+        """The stage of an order, if the order makes sense."""
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
-        for site in filter(None, (to, at)):
+        for site in filter(None, sites):
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
         protocol_named(protocol)
         if budget < 1 or deadline <= 0:
             raise Refused(f"a budget is at least 1 byte, a deadline some seconds: not {budget} and {deadline}")
-        runtime = self.stages[stage]
-        selection = runtime.select(keys, bins, share, to, at)
-        with runtime.destination(to) as destination:
-            options |= {"budget": budget}
-            ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, **options)
-        return Handle(self.orchestrator, stage, ids)
+        return self.stages[stage]
 
     def status(self) -> dict[str, Any]:
         """How things are, as plain data: records, stages with their instances, migrations, dead letters."""
@@ -291,6 +334,14 @@ class App:
         if name not in self._logs:
             self._logs[name] = EmbeddedLog(self.log_path(name))
         return self._logs[name]
+
+    def remove(self, instance: str) -> None:
+        """Remove the files of an instance that has left, if it has some."""
+        for log in (f"inbox-{instance}", f"outbox-{instance}"):
+            for file in self.log_path(log).parent.glob(f"{log}.db*"):
+                file.unlink()
+        for site in self.sites.values():
+            shutil.rmtree(site.checkpoint(instance), ignore_errors=True)
 
     def _make_query(self, instance: str, checkpoint: Path) -> StageQuery:
         for runtime in self.stages.values():

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.control.orchestrator import StageControl
-from whimbrel.core import wire
+from whimbrel.core import balance
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, UnknownName, WhimbrelError
-from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of
+from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.record import Closed, Notice, Parked, Result
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
-from whimbrel.log import EmbeddedLog
+from whimbrel.instances import Instances
 from whimbrel.log.codec import ROWS
 from whimbrel.outlet.outlet import Outlet, Watch
 from whimbrel.outlet.sinks import Sink
@@ -33,16 +33,8 @@ class StageRuntime:
 
     def __init__(self, app: App, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
         self.app, self.stage, self.intake = app, stage, intake
-        self.inboxes: dict[str, EmbeddedLog] = {}
-        self.outboxes: dict[str, EmbeddedLog] = {}
-        placed = app.journal.load(f"instances/{stage.name}")
-        sites = wire.unpack(placed, dict[str, str]) if placed else {}
-        for site in app.sites:
-            if site not in sites.values():
-                sites[self._new_name(sites)] = site
-        app.journal.save(f"instances/{stage.name}", wire.pack(sites))
-        for instance in sites:
-            self._open(instance)
+        self.instances = Instances(app, stage.name)
+        self.inboxes, self.outboxes, sites = self.instances.inboxes, self.instances.outboxes, self.instances.sites
         first = next(iter(sites))
         name = f"gateway-{stage.name}"
         self.gateway = Gateway(
@@ -56,41 +48,11 @@ class StageRuntime:
             keep=app.keep,
         )
         self.gateway.recover(app.journal.load(f"router/{stage.name}"))
-        self.coordinator = Coordinator(stage.name, RouteTable(first), dict(sites), frozenset({name}))
+        self.coordinator = Coordinator(stage.name, RouteTable(first), sites, frozenset({name}))
         save = lambda blob: app.journal.save(f"outlet/{stage.name}", blob)  # noqa: E731
         self.outlet = Outlet(stage.name, self.outboxes, sinks, self._hear, save, app.clock_us, watch)
         self.control = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
-
-    def _new_name(self, sites: dict[str, str]) -> str:
-        return f"{self.stage.name}-{len(sites) + 1}"
-
-    def _open(self, instance: str) -> None:
-        self.inboxes[instance] = self.app.log(f"inbox-{instance}")
-        self.outboxes[instance] = self.app.log(f"outbox-{instance}")
-
-    @contextmanager
-    def destination(self, site: str) -> Iterator[str]:
-        """The instance at a site, to order a move to; a new one if the last was moved away and the order is taken."""
-        sites = self.coordinator.sites
-        for instance, place in sites.items():
-            if place == site:
-                yield instance
-                return
-        instance = self._new_name(sites)
-        self._open(instance)
-        sites[instance] = site
-        self._save_sites(sites)
-        try:
-            yield instance
-        except WhimbrelError:
-            del sites[instance]
-            self._save_sites(sites)
-            raise
-        self.app.sites[site].start(instance, wait=False)
-
-    def _save_sites(self, sites: dict[str, str]) -> None:
-        self.app.journal.save(f"instances/{self.stage.name}", wire.pack(dict(sites)))
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
         """The query of an instance of this stage."""
@@ -138,10 +100,17 @@ class StageRuntime:
         if self._ticks is not None and not (self.app.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
+        idle = self.instances.idle()  # first: the snapshot, from which a replay starts, does not name them then
         blob = self.gateway.save()
         if blob is not None:
             self.app.journal.save(f"router/{self.stage.name}", blob)
             self.gateway.saved(blob)
+            self.instances.see_off(*filter(self._has_spoken, idle))
+
+    def _has_spoken(self, instance: str) -> bool:
+        """Whether an instance has done everything in its inbox, and all it said about it is delivered."""
+        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        return (query is None or query.is_drained) and self.outlet.has_delivered(instance)
 
     def queries(self) -> list[StageQuery]:
         """The queries of the stage that run, wherever they do."""
@@ -151,8 +120,13 @@ class StageRuntime:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired."""
+        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired.
+
+        And whoever was to leave has left.
+        """
         if self._ticks is not None and not self.gateway.has_told_time:
+            return False
+        if self.instances.leaving:
             return False
         for instance, site in list(self.coordinator.sites.items()):
             query = self.app.sites[site].queries.get(instance)
@@ -182,37 +156,44 @@ class StageRuntime:
             if not all(isinstance(bin, int) and 0 <= bin < BINS for bin in numbers):
                 raise Refused(f"bins are numbers from 0 to {BINS - 1}")
             return Selection(bins=numbers)
-        owners, sites = self.coordinator.table.owners, self.coordinator.sites
-        elsewhere = [i for i, site in sites.items() if site != to and at in (None, site)]
-        if share is None:
-            if at is None:
-                return EVERYTHING
-            parts = [owners.select(instance) for instance in elsewhere]
-            return Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
-        if not 0 < share <= 1:
+        if share is None and at is None:
+            return EVERYTHING
+        if share is not None and not 0 < share <= 1:
             raise Refused(f"a share lies between 0 and 1, not {share}")
-        parts = [owners.select(instance) for instance in elsewhere]
-        bins = sorted(bin for part in parts for bin in part.bins)
-        singly = sorted(key for part in parts for key in part.keys)
-        weights: dict[int | str, int] = {**dict.fromkeys(bins, 0), **dict.fromkeys(singly, 1)}
-        for key in list(self.gateway.keys):
-            if bin_of(key) in weights and owners[key] in elsewhere and key not in weights:
-                weights[bin_of(key)] += 1
-        chosen = _prefix(weights, share)
-        return Selection(
-            bins=frozenset(one for one in chosen if isinstance(one, int)),
-            keys=frozenset(one for one in chosen if isinstance(one, str)),
-            without=frozenset(key for part in parts for key in part.without),
-        )
+        owners, sites = self.coordinator.table.owners, self.coordinator.sites
+        parts = [owners.select(i) for i, site in list(sites.items()) if site != to and at in (None, site)]
+        whole = Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
+        if share is None:
+            return whole
+        return balance.select(_prefix(balance.weigh(whole, list(self.gateway.keys)), share), whole)
+
+    def spread(self, selection: Selection, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What of a selection lies elsewhere, dealt out to these instances at a site."""
+        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in self.instances.at(site)}
+        return self._pairs(elsewhere | dict.fromkeys(to), to, balance.place)
+
+    def level(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What lies at a site, dealt out to these instances there as evenly as it goes, with as few moves."""
+        return self._pairs(dict.fromkeys(self.instances.at(site)), to, balance.level)
+
+    def _pairs(
+        self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
+    ) -> list[tuple[Selection, str]]:
+        known, owners = list(self.gateway.keys), self.coordinator.table.owners
+        parts = {name: owners.select(name, within) for name, within in among.items()}
+        transfers = plan({name: balance.weigh(part, known) for name, part in parts.items()}, to)
+        return [(balance.select(units, parts[source]), name) for (source, name), units in sorted(transfers.items())]
+
+    def counts(self) -> Counter[str]:
+        """By instance: how many of the known keys it has."""
+        owners = self.coordinator.table.owners
+        return Counter(owners[key] for key in list(self.gateway.keys))
 
     def status(self) -> dict[str, Any]:
         """How the stage is, as plain data."""
-        owners = self.coordinator.table.owners
-        counts: dict[str, int] = dict.fromkeys(self.coordinator.sites, 0)
-        for key in list(self.gateway.keys):
-            counts[owners[key]] += 1
+        counts = self.counts()
         instances = {}
-        for instance, site in self.coordinator.sites.items():
+        for instance, site in list(self.coordinator.sites.items()):
             query = self.app.sites[site].queries.get(instance)
             instances[instance] = {
                 "site": site,
@@ -228,13 +209,13 @@ class StageRuntime:
         }
 
 
-def _prefix(weights: dict[int | str, int], share: float) -> list[int | str]:
+def _prefix(weights: dict[balance.Unit, int], share: float) -> list[balance.Unit]:
     """The first bins and single keys that together hold a share of the keys; of the bins, if no key is known yet."""
     total = sum(weights.values())
     if not total or share == 1:
         return list(weights)[: round(len(weights) * share)]
     taken = 0
-    chosen: list[int | str] = []
+    chosen: list[balance.Unit] = []
     for bin, weight in weights.items():
         if taken >= share * total:
             break

@@ -73,7 +73,7 @@ class House:
         self.begin()
 
     def migrate(self, protocol: str = "live", selection: Selection = KEYS, deadline: float = 60.0) -> Handle:
-        ids = self.orchestrator.migrate("s", selection, "edge", "s-2", protocol, deadline)
+        ids = self.orchestrator.migrate("s", [(selection, "s-2")], "edge", protocol, deadline)
         return Handle(self.orchestrator, "s", ids)
 
     def hear(self, *notices: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_deadline_abandons_a_migration_that_stands_still(house: House) -> None
 
 
 def test_a_move_to_where_everything_is_does_nothing(house: House) -> None:
-    handle = Handle(house.orchestrator, "s", house.orchestrator.migrate("s", KEYS, "cloud", "s-1", "live", 9.0))
+    handle = Handle(house.orchestrator, "s", house.orchestrator.migrate("s", [(KEYS, "s-1")], "cloud", "live", 9.0))
     assert handle.is_noop
     assert handle.wait(0).abort().outcome == "already there"
     assert house.journal.migrations() == []
@@ -256,6 +256,29 @@ def test_an_order_that_cannot_be_journalled_has_not_happened(house: House, monke
     monkeypatch.setattr(house.journal, "write", write)
     assert house.migrate().ids == ["m1"]
     house.wait_for("BEGIN")
+
+
+def test_an_order_of_several_moves_is_journalled_as_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [(Selection(keys=frozenset({key})), "s-2") for key in "abc"]
+    assert house.orchestrator.migrate("s", wanted, "edge", "live", 60.0) == ["m1.1", "m1.2", "m1.3"]
+    assert [migration.move.id for migration in house.journal.migrations()] == ["m1.1", "m1.2", "m1.3"]
+    assert house.orchestrator.engaged("s") == ({"s-1", "s-2"}, {"s-1"})
+    with pytest.raises(Conflict, match=r"m1.2"):
+        house.orchestrator.migrate("s", [(Selection(keys=frozenset({key})), "s-2") for key in "zb"], "edge", "live", 9)
+    assert len(house.journal.migrations()) == 3, "the one that could have started has not"
+
+
+def test_who_was_scaled_away_is_not_told_to_forget(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor says it again for every aborted move there has ever been."""
+    house.migrate().abort()
+    house.hear(*BACK, *GONE)
+    house.wait_for("FORGET", inbox="s-2", lane=Lane.CONTROL)
+    del house.coordinator.sites["s-2"]
+    monkeypatch.setattr(house.orchestrator.stages["s"], "inbox_of", {}.__getitem__)
+    house.orchestrator.recover()
+    until(lambda: not house.orchestrator._todo.qsize(), "everything is said again")
+    house.orchestrator.stop()
+    assert house.orchestrator.error is None
 
 
 def test_a_command_that_cannot_be_carried_out_now_is_repeated(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ class House:
         self.journal.close()
 
     def relocate(self) -> str:
-        (id,) = self.orchestrator.migrate("s", EVERYTHING, "edge", "s-1", "restart", 60.0)
+        (id,) = self.orchestrator.migrate("s", [(EVERYTHING, "s-1")], "edge", "restart", 60.0)
         return id
 
     def outcome(self, id: str = "m1") -> tuple[str, list[str]]:
@@ -118,7 +118,7 @@ def test_an_instance_goes_on_elsewhere_from_its_checkpoint(house: House) -> None
     assert house.outcome(house.relocate()) == ("done", ["edge"])
     assert house.batches("edge") == 2, "one batch before, one after"
     assert house.coordinator.sites == {"s-1": "edge"}
-    assert house.orchestrator.migrate("s", EVERYTHING, "edge", "s-1", "restart", 60.0) == []
+    assert house.orchestrator.migrate("s", [(EVERYTHING, "s-1")], "edge", "restart", 60.0) == []
 
 
 def test_a_start_that_fails_outright_brings_it_back(house: House) -> None:

@@ -1,10 +1,10 @@
 """The process that test_kill.py kills: runs a pipeline from a data directory, and says what it does, line by line.
 
-    python job.py DATA OUT ROWS [PROTOCOL SITE]
+    python job.py DATA OUT ROWS [PROTOCOL SITE|INSTANCES]
 
 Goes on where the directory stands. Waits until the migrations it has found there are over, then orders a move of
-everything to SITE, if one is given, while records come in. Each phase is told right after it has been journalled,
-before its commands are carried out.
+everything to SITE, if one is given, or that many INSTANCES in the cloud, while records come in. Each phase is told
+right after it has been journalled, before its commands are carried out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def tell_phases() -> None:
     """From now on, say each phase of each migration as soon as it is safe."""
     write = Journal.write
 
-    def write_and_tell(self: Journal, migration: Migration) -> None:
-        write(self, migration)
-        say("phase", migration.move.id, migration.phase)
+    def write_and_tell(self: Journal, *migrations: Migration) -> None:
+        write(self, *migrations)
+        for migration in migrations:
+            say("phase", migration.move.id, migration.phase)
 
     Journal.write = write_and_tell  # type: ignore[method-assign]
 
@@ -47,7 +48,7 @@ def job(out: Path, count: int) -> wb.Pipeline:
     return pipeline.stage("chain", Chain(BALLAST), groups=2).sink(wb.JsonLines(out, identity=True))
 
 
-def main(data: str, out: str, count: str, protocol: str = "", site: str = "") -> None:
+def main(data: str, out: str, count: str, protocol: str = "", to: str = "") -> None:
     """One life."""
     tell_phases()
     with wb.run(job(Path(out), int(count)), data=data, keep=True) as app:
@@ -56,7 +57,10 @@ def main(data: str, out: str, count: str, protocol: str = "", site: str = "") ->
         if protocol:
             before = app.status()["records"]["delivered"]
             until(lambda: app.status()["records"]["delivered"] > before, "results come out", 60)
-            app.migrate("chain", to=site, protocol=protocol, budget=BUDGET).wait(60)
+            if to.isdigit():
+                app.scale("chain", instances=int(to), at="cloud", protocol=protocol, budget=BUDGET).wait(60)
+            else:
+                app.migrate("chain", to=to, protocol=protocol, budget=BUDGET).wait(60)
     for id in app.status()["stages"]["chain"]["migrations"]:
         say("story", *app.story(id))
     say("ended")

@@ -17,6 +17,7 @@ import pytest
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.control.journal import Journal
+from whimbrel.core import wire
 from whimbrel.log import EmbeddedLog
 
 pytestmark = pytest.mark.spark
@@ -56,3 +57,34 @@ def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp
     migrations = Journal(data / "journal.db").migrations()
     assert [migration.phase for migration in migrations] == ["done"] * len(KILLS)
     assert {line["_epoch"] for line in results} == set(range(len(KILLS) + 1)), "each move was made under load"
+
+
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_while_instances_come_and_go_has_the_old_ones_or_the_new(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "results.jsonl"
+    for life, (wanted, phase) in enumerate([(2, "copying"), (1, "cutting")], 1):
+        child = Child(JOB, data, out, FOR_EVER, "live", wanted, cwd=tmp_path)
+        child.wait_for(f"phase m{life} {phase}")
+        child.kill()
+    journal = Journal(data / "journal.db")
+    instances = {"chain-1": "cloud", "chain-2": "edge-1", "chain-3": "cloud"}
+    assert wire.unpack(journal.load("instances/chain") or b"", dict[str, str]) == instances
+    assert wire.unpack(journal.load("gone/chain") or b"", list[str]) == ["chain-3"]
+    # What a death leaves behind between the start of an instance and the order for it.
+    journal.save("gone/chain", wire.pack(["chain-3", "chain-4"]))
+    journal.save("instances/chain", wire.pack({**instances, "chain-4": "cloud"}))
+    journal.close()
+
+    for rest in (400, 800):
+        count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + rest
+        last = Child(JOB, data, out, count, cwd=tmp_path)
+        assert last.end() == 0, last.told()
+        assert compare(sequential(rows(count)()), read(out)) == EXACT
+        journal = Journal(data / "journal.db")
+        assert [migration.phase for migration in journal.migrations()] == ["done", "done"]
+        left = wire.unpack(journal.load("instances/chain") or b"", dict[str, str])
+        assert left == {"chain-1": "cloud", "chain-2": "edge-1"}
+        journal.close()
+    names = {file.name for file in data.rglob("*chain-*")}
+    assert {name for name in names if "chain-3" in name or "chain-4" in name} == set(), "the next start clears up"
+    assert {line["_epoch"] for line in read(out)} == {0, 1, 2}

@@ -78,6 +78,14 @@ def test_what_is_there_already_is_not_moved(coordinator: Coordinator) -> None:
     assert coordinator.plan(Selection(), "b", "edge-1", "live", "m1") == []
 
 
+def test_keys_move_between_two_instances_at_one_site(coordinator: Coordinator) -> None:
+    coordinator.sites["d"] = "cloud"
+    (planned,) = coordinator.plan(K, "d", "cloud", "live", "m1")
+    assert (planned.move.source, planned.move.destination) == ("a", "d")
+    assert (planned.from_site, planned.to_site) == ("cloud", "cloud")
+    assert coordinator.plan(EVERYTHING, "d", "cloud", "restart", "m1") == [], "they are at the site already"
+
+
 def test_a_selection_is_split_by_owner(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, selection_of(["k", "j"]), "b"))
     finish(coordinator, order(coordinator, selection_of(["there"]), "c", id="m2"))
@@ -336,6 +344,16 @@ def test_a_restarted_coordinator_knows_what_its_journal_knows(coordinator: Coord
     assert again.table.epochs.dump() == coordinator.table.epochs.dump()
     unsettled = [migration.move.id for migration in coordinator.unsettled()]
     assert [migration.move.id for migration in again.unsettled()] == unsettled == ["m4", "m5", "m6", "m7", "m9"]
+
+
+def test_an_instance_that_was_scaled_away_does_not_come_back_with_its_past(coordinator: Coordinator) -> None:
+    finish(coordinator, order(coordinator, EVERYTHING, "b", "restart"))
+    finish(coordinator, order(coordinator, EVERYTHING, "c", id="m2"))
+    again = Coordinator("stage", RouteTable("b"), {"b": "edge-1", "c": "edge-2"}, frozenset({"r"}))
+    for migration in coordinator.migrations.values():
+        assert again.adopt(migration) == []
+    assert again.sites == {"b": "edge-1", "c": "edge-2"}
+    assert again.table.owners.dump() == coordinator.table.owners.dump()
 
 
 def test_a_start_is_the_first_line_of_the_story(coordinator: Coordinator) -> None:

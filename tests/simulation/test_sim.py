@@ -64,7 +64,7 @@ ALWAYS = [
     "outlet died",
     "coordinator died",
 ]
-HANDOVER = ["zombies refused", "results held"]
+HANDOVER = ["zombies refused", "results held", "moves inside a site"]
 SEEN = {
     "live": [*ALWAYS, *HANDOVER, "records doubled", "records waited"],
     "pause": [*ALWAYS, *HANDOVER, "records held back"],

@@ -44,12 +44,13 @@ class Journal:
             CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);
         """)
 
-    def write(self, migration: Migration) -> None:
-        """Remember how far a migration is."""
+    def write(self, *migrations: Migration) -> None:
+        """Remember how far migrations are: all of them, or none."""
+        values = [value for migration in migrations for value in (migration.move.id, wire.pack(migration))]
         self._execute(
-            "INSERT INTO migrations (id, blob) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
-            migration.move.id,
-            wire.pack(migration),
+            f"INSERT INTO migrations (id, blob) VALUES {', '.join(['(?, ?)'] * len(migrations))}"
+            " ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
+            *values,
         )
 
     def migrations(self) -> list[Migration]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,27 +90,35 @@ class Orchestrator:
     def migrate(
         self,
         stage: str,
-        selection: Selection,
+        wanted: Sequence[tuple[Selection, str]],
         site: str,
-        destination: str,
         protocol: str,
         deadline: float,
         **options: Any,
     ) -> list[str]:
-        """Order the migrations that bring a selection to a site; return their names, none if it is there already."""
+        """Order the migrations that bring each selection to its instance at a site: all of them, or none.
+
+        Returns their names, none if everything is there already.
+        """
         with self._changed:
             control = self.stages[stage]
             number = sum(len(other.coordinator.migrations) for other in self.stages.values()) + 1
-            planned = control.coordinator.plan(selection, destination, site, protocol, f"m{number}", **options)
-            for migration in planned:
-                commands = control.coordinator.start(migration, self._clock_us())
-                try:
-                    self.journal.write(migration)
-                except Unavailable:  # what is not journalled has not happened
+            planned: list[Migration] = []
+            for place, (selection, destination) in enumerate(wanted, 1):
+                id = f"m{number}" if len(wanted) == 1 else f"m{number}.{place}"
+                planned += control.coordinator.plan(selection, destination, site, protocol, id, **options)
+            if not planned:
+                return []
+            commands = [control.coordinator.start(migration, self._clock_us()) for migration in planned]
+            try:
+                self.journal.write(*planned)
+            except Unavailable:  # what is not journalled has not happened
+                for migration in planned:
                     del control.coordinator.migrations[migration.move.id]
-                    raise
+                raise
+            for migration, todo in zip(planned, commands, strict=True):
                 self._deadlines[stage, migration.move.id] = time.monotonic() + deadline
-                self._queue(migration, commands)
+                self._queue(migration, todo)
             return [migration.move.id for migration in planned]
 
     def hear(self, stage: str, notice: Ready | Left | Opened | Aborted) -> None:
@@ -131,6 +139,14 @@ class Orchestrator:
         """One migration, as it is now."""
         with self._changed:
             return self.stages[stage].coordinator.migrations[id]
+
+    def engaged(self, stage: str) -> tuple[set[str], set[str]]:
+        """Which instances take part in a migration, and which own keys, at one moment."""
+        with self._changed:
+            coordinator = self.stages[stage].coordinator
+            moves = [migration.move for migration in coordinator.unsettled()]
+            owners = coordinator.table.owners
+            return {end for m in moves for end in (m.source, m.destination)}, {*owners.by_bin, *owners.by_key.values()}
 
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""
@@ -183,7 +199,7 @@ class Orchestrator:
                 blob = codec.encode_posts([(Kind.SWITCH, EVERY_BIN, wire.pack(move))])
                 inbox = control.inbox_of(instance)
                 inbox.append(blob, count=1, writer=f"coordinator/{id}/SWITCH", counter=0, lane=Lane.CONTROL)
-            case machine.Forget(move):
+            case machine.Forget(move) if move.destination in control.coordinator.sites:  # or it has been scaled away
                 blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
                 inbox = control.inbox_of(move.destination)
                 inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)

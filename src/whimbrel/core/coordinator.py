@@ -30,9 +30,10 @@ class Coordinator:
     def plan(
         self, selection: Selection, destination: str, site: str, protocol: str, id: str, **options: Any
     ) -> list[Migration]:
-        """The migrations that bring a selection to a site, one for each instance that has some of it.
+        """The migrations that bring a selection to an instance at a site, one for each instance that has some of it.
 
-        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now.
+        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now. A restart
+        brings whole instances to the site, and leaves those alone that are there.
         `options` are fields of the move that the protocol lets one choose.
         """
         rules = protocol_named(protocol)
@@ -41,7 +42,9 @@ class Coordinator:
         if protocol != "restart" and self.sites[destination] != site:
             raise Refused(f"{destination} runs at {self.sites[destination]}, not at {site}")
         _check_options(rules, options)
-        owners = sorted({owner for owner in self.table.owners.values(selection) if self.sites[owner] != site})
+        whole = protocol == "restart"
+        there = {name for name, place in self.sites.items() if place == site} if whole else {destination}
+        owners = sorted({*self.table.owners.values(selection)} - there)
         planned = []
         for number, owner in enumerate(owners):
             share = self.table.owners.select(owner, selection)
@@ -106,7 +109,8 @@ class Coordinator:
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
-            self.sites[migration.move.source] = migration.to_site
+            if migration.move.source in self.sites:  # or it has been scaled away since
+                self.sites[migration.move.source] = migration.to_site
         else:
             self.table.hand_over(migration.move)
 

@@ -105,9 +105,10 @@ class KeyMap(Generic[V]):
         """
         within = EVERYTHING if among is None else among
         bins = frozenset(bin for bin in within.bins if self.by_bin[bin] == value)
-        apart = {key for key, held in self.by_key.items() if held != value and bin_of(key) in bins}
+        by_key = list(self.by_key.items())  # a copy: whoever asks may do so while another thread puts
+        apart = {key for key, held in by_key if held != value and bin_of(key) in bins}
         without = apart | {key for key in within.without - within.keys if bin_of(key) in bins}
-        singly = [*within.keys, *(key for key, held in self.by_key.items() if held == value and key in within)]
+        singly = [*within.keys, *(key for key, held in by_key if held == value and key in within)]
         keys = (key for key in singly if self[key] == value and bin_of(key) not in bins)
         return Selection(bins, frozenset(keys), frozenset(without))
 

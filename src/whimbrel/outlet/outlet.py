@@ -105,8 +105,12 @@ class Outlet:
     @property
     def is_idle(self) -> bool:
         """Whether everything that has been written has been delivered."""
-        read = all(self.positions.get(name, 0) >= box.tail() for name, box in list(self.outboxes.items()))
-        return read and not self._dirty and not self._untold
+        return not self._untold and all(self.has_delivered(name) for name in list(self.outboxes))
+
+    def has_delivered(self, name: str) -> bool:
+        """Whether everything that has been written to an outbox has been delivered; true of one that is gone."""
+        box = self.outboxes.get(name)
+        return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
     def _run(self) -> None:
         try:

@@ -48,7 +48,8 @@ class World:
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
         self.routers = [f"gateway-{n}" for n in range(rng.randint(1, 2))]
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
-        self.sites = {name: f"site-{n}" for n, name in enumerate(names)}
+        shared = len(names) > 2  # of three instances, two are at one site
+        self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
         self.owner = names[0]
         # These logs hold objects instead of their bytes: much faster, and the bytes have tests of their own.
         self.inboxes: dict[str, Any] = {name: MemoryLog() for name in names}
