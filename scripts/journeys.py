@@ -223,7 +223,7 @@ class Harness:
     def order(self, *keys: str) -> Migration:
         """Plan and start."""
         selection = Selection(keys=frozenset(keys))
-        (migration,) = self.coordinator.plan(selection, "average-2", "edge-1", self.protocol, "m1")
+        (migration,) = self.coordinator.plan([(selection, "average-2")], "edge-1", self.protocol, "m1")
         self.obey(self.coordinator.start(migration, next(self.ticks)))
         return migration
 
@@ -384,7 +384,7 @@ def restart_journey() -> Iterator[tuple[str, str]]:
     for name, answers in (("story", events), ("failed", failing)):
         world = Harness("restart")
         selection = world.coordinator.table.owners.select("average-1")
-        (migration,) = world.coordinator.plan(selection, "average-2", "edge-1", "restart", "m1")
+        (migration,) = world.coordinator.plan([(selection, "average-2")], "edge-1", "restart", "m1")
         lines = [f"command  {command!r}" for command in world.coordinator.start(migration)]
         for event in answers:
             lines.append(f"event    {event!r}")

@@ -22,12 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import msgspec
+
 from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols import protocol_named
+from whimbrel.core.protocols.fluid import PLANS
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -215,7 +218,7 @@ class App:
         migration has some of the keys.
         """
         runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
-        options |= {"budget": budget}
+        options = _read_plan(options) | {"budget": budget}
         selection = runtime.select(keys, bins, share, to, at)
         with runtime.instances.staying(to, runtime.counts()) as there:
             wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
@@ -240,7 +243,7 @@ class App:
         moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
         """
         runtime = self._stage_for(stage, (at,), protocol, deadline, budget)
-        options |= {"budget": budget}
+        options = _read_plan(options) | {"budget": budget}
         if instances < 1:
             raise Refused(
                 f"the keys at {at} need an instance there, so {instances} are too few; "
@@ -373,6 +376,18 @@ class App:
                     runtime.save()
             except Exception as error:  # told by whoever waits
                 self.orchestrator.error = error
+
+
+def _read_plan(options: dict[str, Any]) -> dict[str, Any]:
+    """A plan that is no known name, but a file: turns, each a list of bins."""
+    plan = options.get("plan")
+    if not isinstance(plan, str | Path) or plan in PLANS or not Path(plan).is_file():
+        return options
+    try:
+        turns = msgspec.json.decode(Path(plan).read_bytes(), type=list[list[int]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Refused(f"{plan} holds no plan: {error}; a plan is a JSON list of lists of bins") from error
+    return {**options, "plan": turns}
 
 
 def run(

@@ -35,7 +35,7 @@ def coordinator() -> Coordinator:
 
 def order(coordinator: Coordinator, selection: Selection, to: str, protocol: str = "live", id: str = "m1") -> Migration:
     """Plan and start a migration that must be exactly one."""
-    (migration,) = coordinator.plan(selection, to, SITES[to], protocol, id)
+    (migration,) = coordinator.plan([(selection, to)], SITES[to], protocol, id)
     coordinator.start(migration)
     return migration
 
@@ -64,7 +64,7 @@ def abort(coordinator: Coordinator, migration: Migration, *sides: str) -> None:
 
 
 def test_a_plan_says_everything_and_starts_nothing(coordinator: Coordinator) -> None:
-    (planned,) = coordinator.plan(K, "b", "edge-1", "pause", "m1", budget=5, chunk=6)
+    (planned,) = coordinator.plan([(K, "b")], "edge-1", "pause", "m1", budget=5, chunk=6)
     move = planned.move
     assert (move.id, move.stage, move.protocol, move.source, move.destination) == ("m1", "stage", "pause", "a", "b")
     assert (move.selection, move.epoch, move.routers, move.hold) == (K, 1, frozenset({"r"}), True)
@@ -74,22 +74,22 @@ def test_a_plan_says_everything_and_starts_nothing(coordinator: Coordinator) -> 
 
 
 def test_what_is_there_already_is_not_moved(coordinator: Coordinator) -> None:
-    assert coordinator.plan(K, "a", "cloud", "live", "m1") == []
-    assert coordinator.plan(Selection(), "b", "edge-1", "live", "m1") == []
+    assert coordinator.plan([(K, "a")], "cloud", "live", "m1") == []
+    assert coordinator.plan([(Selection(), "b")], "edge-1", "live", "m1") == []
 
 
 def test_keys_move_between_two_instances_at_one_site(coordinator: Coordinator) -> None:
     coordinator.sites["d"] = "cloud"
-    (planned,) = coordinator.plan(K, "d", "cloud", "live", "m1")
+    (planned,) = coordinator.plan([(K, "d")], "cloud", "live", "m1")
     assert (planned.move.source, planned.move.destination) == ("a", "d")
     assert (planned.from_site, planned.to_site) == ("cloud", "cloud")
-    assert coordinator.plan(EVERYTHING, "d", "cloud", "restart", "m1") == [], "they are at the site already"
+    assert coordinator.plan([(EVERYTHING, "d")], "cloud", "restart", "m1") == [], "they are at the site already"
 
 
 def test_a_selection_is_split_by_owner(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, selection_of(["k", "j"]), "b"))
     finish(coordinator, order(coordinator, selection_of(["there"]), "c", id="m2"))
-    planned = coordinator.plan(selection_of(["k", "x", "there"]), "c", "edge-2", "live", "m3")
+    planned = coordinator.plan([(selection_of(["k", "x", "there"]), "c")], "edge-2", "live", "m3")
     assert [(p.move.id, p.move.source, p.move.selection, p.move.epoch) for p in planned] == [
         ("m3.1", "a", selection_of(["x"]), 1),
         ("m3.2", "b", K, 2),
@@ -99,7 +99,7 @@ def test_a_selection_is_split_by_owner(coordinator: Coordinator) -> None:
 def test_a_bin_is_split_into_its_keys_and_the_rest(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, selection_of(["k0"]), "b"))
     bin = selection_of(bins=[bin_of("k0")])
-    rest, single = coordinator.plan(bin, "c", "edge-2", "live", "m2")
+    rest, single = coordinator.plan([(bin, "c")], "edge-2", "live", "m2")
     assert (rest.move.source, single.move.source) == ("a", "b")
     assert ("k0" in rest.move.selection, "k673" in rest.move.selection) == (False, True)
     assert single.move.selection == selection_of(["k0"])
@@ -114,14 +114,14 @@ def test_epochs_grow_with_every_hand_over(coordinator: Coordinator) -> None:
     assert epochs == [1, 2, 3, 4]
     assert coordinator.table.epochs["k"] == 4
     assert coordinator.table.epochs["other"] == 0
-    (whole,) = coordinator.plan(EVERYTHING, "b", "edge-1", "live", "m9")
+    (whole,) = coordinator.plan([(EVERYTHING, "b")], "edge-1", "live", "m9")
     assert whole.move.epoch == 1, "k is at b already, and nobody else has moved"
 
 
 def test_a_whole_move_gets_an_epoch_above_that_of_every_key(coordinator: Coordinator) -> None:
     for number, to in enumerate("ba", 1):
         finish(coordinator, order(coordinator, K, to, id=f"m{number}"))
-    (whole,) = coordinator.plan(EVERYTHING, "b", "edge-1", "live", "m3")
+    (whole,) = coordinator.plan([(EVERYTHING, "b")], "edge-1", "live", "m3")
     assert whole.move.epoch == 3
 
 
@@ -129,14 +129,14 @@ def test_a_whole_move_gets_an_epoch_above_that_of_every_key(coordinator: Coordin
     ("destination", "protocol", "message"),
     [
         ("nowhere", "live", "unknown instance 'nowhere'; there is: a, b, c"),
-        ("b", "teleport", "unknown protocol 'teleport'; there is: fetch, live, pause, push, restart"),
+        ("b", "teleport", "unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, restart"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(
     coordinator: Coordinator, destination: str, protocol: str, message: str
 ) -> None:
     with pytest.raises(UnknownName, match=message):
-        coordinator.plan(K, destination, "edge-1", protocol, "m1")
+        coordinator.plan([(K, destination)], "edge-1", protocol, "m1")
 
 
 @pytest.mark.parametrize("protocol", ["live", "pause"])
@@ -145,14 +145,14 @@ def test_keys_go_to_an_instance_where_it_runs(coordinator: Coordinator, protocol
     finish(coordinator, order(coordinator, EVERYTHING, "b", "restart"))
     assert coordinator.sites["a"] == "edge-1"
     with pytest.raises(Refused, match="a runs at edge-1, not at cloud"):
-        coordinator.plan(K, "a", "cloud", protocol, "m2")
+        coordinator.plan([(K, "a")], "cloud", protocol, "m2")
 
 
 @pytest.mark.parametrize("limit", ["budget", "chunk"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_limits_under_which_nothing_could_travel_are_refused(coordinator: Coordinator, limit: str, value: int) -> None:
     with pytest.raises(Refused, match=f"{limit} must be at least 1"):
-        coordinator.plan(K, "b", "edge-1", "live", "m1", **{limit: value})
+        coordinator.plan([(K, "b")], "edge-1", "live", "m1", **{limit: value})
 
 
 # ── Restarts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,12 +165,12 @@ def test_a_restart_moves_a_whole_instance_and_no_key(coordinator: Coordinator) -
     finish(coordinator, migration)
     assert coordinator.sites["a"] == "edge-1"
     assert coordinator.table.owners["k"] == "a"
-    assert coordinator.plan(EVERYTHING, "b", "edge-1", "restart", "m2") == []
+    assert coordinator.plan([(EVERYTHING, "b")], "edge-1", "restart", "m2") == []
 
 
 def test_a_restart_needs_the_whole_instance(coordinator: Coordinator) -> None:
     with pytest.raises(Refused, match="restart moves a whole instance, and a has keys that were not selected"):
-        coordinator.plan(K, "b", "edge-1", "restart", "m1")
+        coordinator.plan([(K, "b")], "edge-1", "restart", "m1")
 
 
 def test_the_whole_instance_is_what_it_has_now(coordinator: Coordinator) -> None:
@@ -206,7 +206,7 @@ def test_keys_that_move_cannot_be_moved(coordinator: Coordinator, selection: Sel
     with pytest.raises(
         Conflict, match=r"migration m1 \(copying\) (has some of these keys|needs one of these instances)"
     ):
-        coordinator.plan(selection, to, SITES[to], protocol, "m2")
+        coordinator.plan([(selection, to)], SITES[to], protocol, "m2")
     assert coordinator.migrations == before
 
 
@@ -221,9 +221,9 @@ def test_nothing_comes_to_or_leaves_an_instance_that_restarts(coordinator: Coord
     order(coordinator, K, "c", "restart", id="m2")
     for to in "bc":
         with pytest.raises(Conflict):
-            coordinator.plan(selection_of(["k", "j"]), to, SITES[to], "live", "m3")
+            coordinator.plan([(selection_of(["k", "j"]), to)], SITES[to], "live", "m3")
     with pytest.raises(Conflict):
-        coordinator.plan(selection_of(["j"]), "b", SITES["b"], "live", "m3")
+        coordinator.plan([(selection_of(["j"]), "b")], SITES["b"], "live", "m3")
     order(coordinator, selection_of(["j"]), "c", id="m4")
 
 
@@ -231,16 +231,16 @@ def test_an_instance_that_gets_or_gives_keys_does_not_restart(coordinator: Coord
     finish(coordinator, order(coordinator, selection_of(["j"]), "b"))
     order(coordinator, K, "b", id="m2")
     with pytest.raises(Conflict):
-        coordinator.plan(selection_of(["j"]), "c", "edge-2", "restart", "m3")
+        coordinator.plan([(selection_of(["j"]), "c")], "edge-2", "restart", "m3")
     with pytest.raises(Conflict):
-        coordinator.plan(coordinator.table.owners.select("a"), "c", "edge-2", "restart", "m3")
+        coordinator.plan([(coordinator.table.owners.select("a"), "c")], "edge-2", "restart", "m3")
 
 
 def test_a_plan_of_which_one_part_collides_is_refused_as_a_whole(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, K, "b"))
     order(coordinator, K, "a", id="m2")
     with pytest.raises(Conflict):
-        coordinator.plan(selection_of(["j", "k"]), "c", "edge-2", "live", "m3")
+        coordinator.plan([(selection_of(["j", "k"]), "c")], "edge-2", "live", "m3")
     assert sorted(coordinator.migrations) == ["m1", "m2"]
 
 
@@ -252,7 +252,7 @@ def test_keys_that_have_moved_can_be_moved_again(coordinator: Coordinator) -> No
 def test_an_abort_is_a_conflict_until_the_source_is_out(coordinator: Coordinator) -> None:
     abort(coordinator, order(coordinator, K, "b"))
     with pytest.raises(Conflict, match="aborting"):
-        coordinator.plan(K, "c", "edge-2", "live", "m2")
+        coordinator.plan([(K, "c")], "edge-2", "live", "m2")
 
 
 def test_after_it_only_the_destination_that_has_not_cleaned_up_is_blocked(coordinator: Coordinator) -> None:
@@ -262,9 +262,9 @@ def test_after_it_only_the_destination_that_has_not_cleaned_up_is_blocked(coordi
     assert migration.is_over
     assert list(coordinator.unsettled()) == [migration]
     with pytest.raises(Conflict, match=r"migration m1 \(aborted\)"):
-        coordinator.plan(K, "b", "edge-1", "live", "m2")
+        coordinator.plan([(K, "b")], "edge-1", "live", "m2")
     with pytest.raises(Conflict):
-        coordinator.plan(EVERYTHING, "b", "edge-1", "pause", "m2")
+        coordinator.plan([(EVERYTHING, "b")], "edge-1", "pause", "m2")
     order(coordinator, selection_of(["j"]), "b", id="m2")
     finish(coordinator, order(coordinator, K, "c", id="m3"))
     commands = coordinator.handle("m1", Aborted("m1", "b", 0, 1))
@@ -273,7 +273,7 @@ def test_after_it_only_the_destination_that_has_not_cleaned_up_is_blocked(coordi
 
 
 def test_what_was_abandoned_before_it_began_blocks_nobody(coordinator: Coordinator) -> None:
-    (migration,) = coordinator.plan(K, "b", "edge-1", "live", "m1")
+    (migration,) = coordinator.plan([(K, "b")], "edge-1", "live", "m1")
     coordinator.migrations["m1"] = migration
     coordinator.handle("m1", Abandoned("never mind"))
     assert list(coordinator.unsettled()) == []
@@ -323,7 +323,7 @@ def test_a_restarted_coordinator_knows_what_its_journal_knows(coordinator: Coord
     abort(coordinator, order(coordinator, selection_of(["aborting"]), "b", id="m6"))
     abort(coordinator, order(coordinator, selection_of(["unclean"]), "b", id="m7"), "a")
     abort(coordinator, order(coordinator, selection_of(["aborted"]), "b", id="m8"), "a", "b")
-    (back,) = coordinator.plan(selection_of(["done"]), "a", "cloud", "restart", "m9")
+    (back,) = coordinator.plan([(selection_of(["done"]), "a")], "cloud", "restart", "m9")
     coordinator.start(back)
 
     journal = [wire.pack(migration) for migration in coordinator.migrations.values()]
@@ -357,6 +357,6 @@ def test_an_instance_that_was_scaled_away_does_not_come_back_with_its_past(coord
 
 
 def test_a_start_is_the_first_line_of_the_story(coordinator: Coordinator) -> None:
-    (migration,) = coordinator.plan(K, "b", "edge-1", "live", "m1")
+    (migration,) = coordinator.plan([(K, "b")], "edge-1", "live", "m1")
     assert coordinator.start(migration, now_us=42) == [Begin(migration.move)]
     assert [(line.phase, line.event, line.at_us) for line in migration.story] == [("ordered", Ordered.__name__, 42)]

@@ -158,7 +158,9 @@ def variants(event: type) -> list[Event]:
 
 
 def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
-    with pytest.raises(UnknownName, match="unknown protocol 'teleport'; there is: fetch, live, pause, push, restart"):
+    with pytest.raises(
+        UnknownName, match="unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, restart"
+    ):
         protocol_named("teleport")
 
 

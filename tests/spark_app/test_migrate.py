@@ -84,7 +84,7 @@ REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
     "protocol": (
         lambda app: app.migrate("chain", to="edge-1", protocol="teleport"),
         wb.UnknownName,
-        "there is: fetch, live, pause, push, restart",
+        "there is: fetch, fluid, live, pause, push, restart",
     ),
     "key": (lambda app: app.migrate("chain", to="edge-1", keys=["k00", "k99"]), wb.UnknownName, "'k99'; there is: k0"),
     "migration": (lambda app: app.story("m99"), wb.UnknownName, "unknown migration 'm99'"),

@@ -56,6 +56,8 @@ class Orchestrator:
         self._changed = threading.Condition(threading.RLock())
         self._todo: queue.Queue[tuple[str, str, Command]] = queue.Queue()
         self._deadlines: dict[tuple[str, str], float] = {}
+        self._patience: dict[tuple[str, str], float] = {}
+        """How long migrations may take that have not begun."""
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._carry_out_all, name="orchestrator", daemon=True),
@@ -70,8 +72,15 @@ class Orchestrator:
             for migration in self.journal.migrations():
                 control = self.stages[migration.move.stage]
                 self._queue(migration, control.coordinator.adopt(migration))
-                if not migration.is_over:
-                    self._deadlines[migration.move.stage, migration.move.id] = time.monotonic() + DEADLINE
+                self._note_deadline(migration)
+            for stage in self.stages:
+                self._tell_due(stage)
+
+    def _note_deadline(self, migration: Migration) -> None:
+        """A migration that has begun has so much time, and no more."""
+        place = (migration.move.stage, migration.move.id)
+        if migration.story and not migration.is_over:
+            self._deadlines[place] = time.monotonic() + self._patience.pop(place, DEADLINE)
 
     def start(self) -> None:
         """Begin to carry commands out."""
@@ -103,10 +112,7 @@ class Orchestrator:
         with self._changed:
             control = self.stages[stage]
             number = sum(len(other.coordinator.migrations) for other in self.stages.values()) + 1
-            planned: list[Migration] = []
-            for place, (selection, destination) in enumerate(wanted, 1):
-                id = f"m{number}" if len(wanted) == 1 else f"m{number}.{place}"
-                planned += control.coordinator.plan(selection, destination, site, protocol, id, **options)
+            planned = control.coordinator.plan(wanted, site, protocol, f"m{number}", **options)
             if not planned:
                 return []
             commands = [control.coordinator.start(migration, self._clock_us()) for migration in planned]
@@ -117,7 +123,8 @@ class Orchestrator:
                     del control.coordinator.migrations[migration.move.id]
                 raise
             for migration, todo in zip(planned, commands, strict=True):
-                self._deadlines[stage, migration.move.id] = time.monotonic() + deadline
+                self._patience[stage, migration.move.id] = deadline
+                self._note_deadline(migration)
                 self._queue(migration, todo)
             return [migration.move.id for migration in planned]
 
@@ -132,8 +139,15 @@ class Orchestrator:
             commands = coordinator.handle(id, event, self._clock_us())
             migration = coordinator.migrations[id]
             self.journal.write(migration)
+            if isinstance(event, machine.Ordered):
+                self._note_deadline(migration)
             self._queue(migration, commands)
+            self._tell_due(stage)
             self._changed.notify_all()
+
+    def _tell_due(self, stage: str) -> None:
+        for id, event in self.stages[stage].coordinator.due():
+            self.tell(stage, id, event)
 
     def migration(self, stage: str, id: str) -> Migration:
         """One migration, as it is now."""

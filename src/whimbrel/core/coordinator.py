@@ -6,13 +6,25 @@ event, before carrying out the commands that `handle` returned, and after a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
-from whimbrel.core.protocols.machine import ABORTED, DONE, Command, Event, Migration, Ordered, Protocol
+from whimbrel.core.protocols.fluid import STEP as FLUID_STEP
+from whimbrel.core.protocols.fluid import scheduled
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    Abandoned,
+    Command,
+    Event,
+    Migration,
+    Ordered,
+    Protocol,
+)
 from whimbrel.core.record import Aborted, Move
 from whimbrel.core.router import RouteTable
 
@@ -24,24 +36,39 @@ class Coordinator:
         self.stage, self.table, self.sites, self.routers = stage, table, sites, routers
         """`sites`: by instance, where it runs."""
         self.migrations: dict[str, Migration] = {}
+        self._queued: list[Migration] = []
+        """Later turns of plans."""
 
     # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(
-        self, selection: Selection, destination: str, site: str, protocol: str, id: str, **options: Any
+        self, wanted: Sequence[tuple[Selection, str]], site: str, protocol: str, id: str, **options: Any
     ) -> list[Migration]:
-        """The migrations that bring a selection to an instance at a site, one for each instance that has some of it.
+        """What brings each selection to its instance at a site: a migration for each instance that has some of it.
 
         None at all if everything is there already. Raises, and changes nothing, if it cannot be done now. A restart
         brings whole instances to the site, and leaves those alone that are there.
-        `options` are fields of the move that the protocol lets one choose.
+        `options` are what the protocol lets one choose: fields of the move, and the plan of `fluid`.
         """
         rules = protocol_named(protocol)
+        _check_options(rules, options)
+        plan = options.pop("plan", "batched")
+        planned: list[Migration] = []
+        for place, (selection, destination) in enumerate(wanted, 1):
+            name = id if len(wanted) == 1 else f"{id}.{place}"
+            planned += self._plan(rules, selection, destination, site, name, options)
+        if protocol == "fluid" and planned:
+            return scheduled(planned, plan, options.get("step", FLUID_STEP), id)
+        return planned
+
+    def _plan(
+        self, rules: Protocol, selection: Selection, destination: str, site: str, id: str, options: dict[str, Any]
+    ) -> list[Migration]:
+        protocol = rules.name
         if destination not in self.sites:
             raise UnknownName("instance", destination, list(self.sites))
         if protocol != "restart" and self.sites[destination] != site:
             raise Refused(f"{destination} runs at {self.sites[destination]}, not at {site}")
-        _check_options(rules, options)
         whole = protocol == "restart"
         there = {name for name, place in self.sites.items() if place == site} if whole else {destination}
         owners = sorted({*self.table.owners.values(selection)} - there)
@@ -92,8 +119,11 @@ class Coordinator:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, migration: Migration, now_us: int = 0) -> list[Command]:
-        """Take a planned migration in, and begin."""
+        """Take a planned migration in, and begin, if it is its turn."""
         self.migrations[migration.move.id] = migration
+        if migration.turn:
+            self._queued.append(migration)
+            return []
         return self.handle(migration.move.id, Ordered(), now_us)
 
     def handle(self, id: str, event: Event, now_us: int = 0) -> list[Command]:
@@ -106,6 +136,19 @@ class Coordinator:
         if migration.phase == DONE and not was_over:
             self._settle(migration)
         return commands
+
+    def due(self) -> list[tuple[str, Event]]:
+        """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""
+        told: list[tuple[str, Event]] = []
+        self._queued = [migration for migration in self._queued if migration.phase == ORDERED]
+        for migration in self._queued:
+            plan = [other for other in self.migrations.values() if other.plan == migration.plan]
+            before = {other.phase for other in plan if other.turn < migration.turn}
+            if ABORTED in before:
+                told.append((migration.move.id, Abandoned("an earlier turn of its plan was aborted")))
+            elif before == {DONE}:
+                told.append((migration.move.id, Ordered()))
+        return told
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
@@ -120,6 +163,8 @@ class Coordinator:
         Migrations are adopted in the order in which they were ordered, so that the routes come out the same.
         """
         self.migrations[migration.move.id] = migration
+        if migration.turn and migration.phase == ORDERED:
+            self._queued.append(migration)
         if migration.phase == DONE:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
@@ -130,6 +175,8 @@ def _check_options(protocol: Protocol, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in allowed:
             raise UnknownName(f"option of {protocol.name}", name, sorted(allowed))
+        if name == "plan":
+            continue
         if name == "order":
             if value not in ("arrival", "key"):
                 raise UnknownName("order", value, ["arrival", "key"])

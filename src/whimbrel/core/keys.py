@@ -76,7 +76,7 @@ class KeyMap(Generic[V]):
 
     def put(self, selection: Selection, value: V, part: int = 0, parts: int = 1) -> None:
         """Give every selected key of one part this value, and leave every other key as it is."""
-        bins = {bin for bin in selection.bins if part_of(bin, parts) == part}
+        bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
         for key in selection.without:
             if bin_of(key) in bins:
                 self.by_key.setdefault(key, self[key])

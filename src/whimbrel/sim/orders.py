@@ -27,6 +27,7 @@ OPTIONS: dict[str, list[Any]] = {
     "order": ["arrival", "key"],
     "split": [1, 4],
     "step": [50, 500],
+    "plan": ["sudden", "batched", "fluid", [[bin_of(key) for key in ("k0", "k1", "k2")]]],
 }
 
 
@@ -52,6 +53,7 @@ class CoordinatorActor(Actor):
         for blob in self.journal.values():
             migration = wire.unpack(blob, Migration)
             self._queue(migration, self.coordinator.adopt(migration))
+        self._tell_due()
 
     def hear(self, id: str, event: machine.Event) -> None:
         """An event: journal what it means, then let it be done."""
@@ -59,6 +61,11 @@ class CoordinatorActor(Actor):
         migration = self.coordinator.migrations[id]
         self.journal[id] = wire.pack(migration)
         self._queue(migration, commands)
+        self._tell_due()
+
+    def _tell_due(self) -> None:
+        for id, event in self.coordinator.due():
+            self.hear(id, event)
 
     def _queue(self, migration: Migration, commands: list[Command]) -> None:
         self.todo += [(migration.move.id, command) for command in commands]
@@ -87,9 +94,8 @@ class CoordinatorActor(Actor):
         protocol = rng.choice(sorted(PROTOCOLS)) if world.protocol == MIXED else world.protocol
         destination = rng.choice(sorted(world.instances))
         chosen = frozenset(rng.sample(world.keys, rng.randint(1, len(world.keys))))
-        selection = rng.choice(
-            [Selection(keys=chosen), Selection(bins=frozenset(map(bin_of, chosen))), EVERYTHING],
-        )
+        some = [Selection(keys=chosen), Selection(bins=frozenset(map(bin_of, chosen)))]
+        selection = rng.choice([*some, *some, EVERYTHING])  # large selections make slow worlds
         if protocol == "restart":
             selection = self.coordinator.table.owners.select(rng.choice(sorted(world.instances)))
         self.asked += 1
@@ -98,7 +104,8 @@ class CoordinatorActor(Actor):
             choices = {name: rng.choice(choice) for name, choice in OPTIONS.items()}
             wanted = {"budget", "chunk", *PROTOCOLS[protocol].options}
             options = {name: choice for name, choice in choices.items() if name in wanted}
-            planned = self.coordinator.plan(selection, destination, site, protocol, f"m{self.asked}", **options)
+            wanted_there = [(selection, destination)]
+            planned = self.coordinator.plan(wanted_there, site, protocol, f"m{self.asked}", **options)
         except Refused:
             return
         self.ordered += bool(planned)

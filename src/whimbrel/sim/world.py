@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heappush, heapreplace
 from typing import Any
 
 from whimbrel.log.memory import MemoryLog
@@ -25,6 +25,10 @@ from whimbrel.sim.orders import CoordinatorActor
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 """The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
+
+
+IDLE = 0.4
+"""Whoever has found nothing to do looks again after a while: most steps would find nothing otherwise."""
 
 
 class Stuck(Exception):
@@ -68,9 +72,14 @@ class World:
         while len(idle) < len(self.actors):
             if self.steps > limit:
                 raise Stuck(f"not quiet after {limit} steps")
-            self.now, number, actor = heappop(self._agenda)
-            idle = set() if self._step(actor) else {*idle, number}
-            heappush(self._agenda, (self.now + self.random.expovariate(actor.pace), number, actor))
+            self.now, number, actor = self._agenda[0]
+            pace = actor.pace
+            if self._step(actor):
+                idle.clear()
+            else:
+                idle.add(number)
+                pace *= IDLE
+            heapreplace(self._agenda, (self.now + self.random.expovariate(pace), number, actor))
 
     def _step(self, actor: Actor) -> bool:
         self.steps += 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from whimbrel.core.errors import UnknownName
 from whimbrel.core.protocols.fetch import FETCH
+from whimbrel.core.protocols.fluid import FLUID
 from whimbrel.core.protocols.live import LIVE
 from whimbrel.core.protocols.machine import Protocol
 from whimbrel.core.protocols.pause import PAUSE
 from whimbrel.core.protocols.push import PUSH
 from whimbrel.core.protocols.restart import RESTART
 
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, RESTART)}
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, RESTART)}
 
 
 def protocol_named(name: str) -> Protocol:

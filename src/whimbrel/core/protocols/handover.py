@@ -30,7 +30,9 @@ from whimbrel.core.router import Abort, Begin, Cutover
 Answer = tuple[str, list[Command]]
 
 
-def handover(name: str, *, preparing: str, committing: str, undoing: str, routing: Routing) -> Protocol:
+def handover(
+    name: str, *, preparing: str, committing: str, undoing: str, routing: Routing, options: frozenset[str] = frozenset()
+) -> Protocol:
     """A protocol of this shape, with its own words for the three phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:
@@ -88,4 +90,5 @@ def handover(name: str, *, preparing: str, committing: str, undoing: str, routin
             ABORTED: forget,
         },
         routing=routing,
+        options=options,
     )

@@ -131,6 +131,9 @@ class Migration(msgspec.Struct):
     keys: int = 0
     state_bytes: int = 0
     sent_bytes: int = 0
+    plan: str = ""
+    turn: int = 0
+    """It begins when all migrations of its plan with an earlier turn are done."""
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,109 @@
+"""`fluid`: `pause`, a few bins at a time, following a plan: many short waits instead of a long one (Megaphone).
+
+::
+
+    pieces of the move:   holding ─▶ releasing ─▶ done      turn 1
+                                                     holding ─▶ releasing ─▶ done      turn 2 ...
+
+A plan is data: a list of turns, each a list of pieces that move at the same time. The pieces of a turn begin when those
+of the turn before are done. Each is a hand-over of its own, with the table and the promises of `pause`.
+
+    sudden    one turn with everything: what `pause` does
+    fluid     one piece a turn
+    batched   a piece for each pair of source and destination a turn, so that no instance has more than one to send or
+              to take (a maximum matching of those pairs that have pieces left)
+    a list    of lists of bins, one for each turn (from a file, say); bins in none of them move in a last turn
+
+Guarantees   as for `pause`, piece by piece.
+Price        a piece's keys wait only for their own state; the whole takes longer, a round of messages each turn.
+No return    piece by piece. An abort leaves the pieces that are done where they are, and cancels those to come.
+If one dies  as for `pause`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from whimbrel.core.errors import UnknownName
+from whimbrel.core.keys import BINS, Selection, bin_of
+from whimbrel.core.protocols.handover import handover
+from whimbrel.core.protocols.machine import Migration
+
+FLUID = handover(
+    "fluid",
+    preparing="holding",
+    committing="releasing",
+    undoing="resuming",
+    routing="hold",
+    options=frozenset({"plan", "step"}),
+)
+
+STEP = 64
+"""Bins a piece, unless told."""
+PLANS = ("sudden", "batched", "fluid")
+Plan = str | Sequence[Sequence[int]]
+Pair = tuple[str, str]
+
+
+def scheduled(migrations: Sequence[Migration], plan: Plan, step: int, id: str) -> list[Migration]:
+    """The migrations cut into pieces of so many bins, each with its turn."""
+    if isinstance(plan, str) and plan not in PLANS:
+        raise UnknownName("plan", plan, [*PLANS, "a list of lists of bins"])
+    turns = _turns(migrations, plan, step)
+    pieces: list[Migration] = []
+    for turn, moving in enumerate(turns):
+        for migration, selection in moving:
+            move = msgspec.structs.replace(migration.move, id=f"{id}/{len(pieces) + 1}", selection=selection)
+            pieces.append(Migration(move, migration.from_site, migration.to_site, plan=id, turn=turn))
+    return pieces
+
+
+def _turns(migrations: Sequence[Migration], plan: Plan, step: int) -> list[list[tuple[Migration, Selection]]]:
+    if plan == "sudden":
+        return [[(migration, migration.move.selection) for migration in migrations]]
+    if not isinstance(plan, str):
+        named = {bin for bins in plan for bin in bins}
+        rest = [bin for bin in range(BINS) if bin not in named]
+        turns = [[(m, _of(bins, m.move.selection)) for m in migrations] for bins in (*plan, rest)]
+        return [[piece for piece in turn if piece[1]] for turn in turns if any(selection for _, selection in turn)]
+    cut = {(m.move.source, m.move.destination): (m, _pieces(m.move.selection, step)) for m in migrations}
+    turns = []
+    while any(pieces for _, pieces in cut.values()):
+        pairs = [pair for pair, (_, pieces) in cut.items() if pieces]
+        chosen = matched(pairs) if plan == "batched" else pairs[:1]
+        turns.append([(cut[pair][0], cut[pair][1].pop(0)) for pair in chosen])
+    return turns
+
+
+def matched(pairs: Sequence[Pair]) -> list[Pair]:
+    """As many of these pairs as possible, such that no source and no destination is in two of them."""
+    partner: dict[str, str] = {}
+    """By destination: its source."""
+
+    def place(source: str, seen: set[str]) -> bool:
+        """Give a source a destination, even if the one who has it must look for another."""
+        for one, destination in pairs:
+            if one == source and destination not in seen:
+                seen.add(destination)
+                if destination not in partner or place(partner[destination], seen):
+                    partner[destination] = source
+                    return True
+        return False
+
+    for source in dict.fromkeys(source for source, _ in pairs):
+        place(source, set())
+    return [(source, destination) for destination, source in partner.items()]
+
+
+def _pieces(selection: Selection, step: int) -> list[Selection]:
+    bins = sorted({*selection.bins, *map(bin_of, selection.keys)})
+    return [_of(bins[at : at + step], selection) for at in range(0, len(bins), step)]
+
+
+def _of(bins: Iterable[int], whole: Selection) -> Selection:
+    """What of a selection lies in these bins."""
+    chosen = frozenset(bins)
+    keys, without = (frozenset(key for key in some if bin_of(key) in chosen) for some in (whole.keys, whole.without))
+    return Selection(whole.bins & chosen, keys, without)
