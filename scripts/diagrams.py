@@ -32,8 +32,9 @@ from whimbrel.core.protocols.machine import (
     Protocol,
     Started,
     Stopped,
+    Takeover,
 )
-from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Left, Move, Opened, Ready, Warm
 
 PAGES = Path(__file__).parent.parent / "docs" / "protocols"
 BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
@@ -42,6 +43,8 @@ KEYS = Selection(keys=frozenset({"k"}))
 EVENTS: dict[str, Event] = {
     "Ordered": Ordered(),
     "Ready": Ready("m1", "destination", 0, 1),
+    "Warm": Warm("m1", "destination", 0, 1),
+    "Takeover": Takeover(),
     "Left": Left("m1", "source", 0, 1),
     "Opened": Opened("m1", "destination", 0, 1),
     "Stopped": Stopped(),

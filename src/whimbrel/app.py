@@ -357,7 +357,7 @@ class App:
 
     def _is_settled(self) -> bool:
         moving = any(
-            not migration.is_over
+            not migration.is_over and not migration.is_standby
             for runtime in self.stages.values()
             for migration in list(runtime.coordinator.migrations.values())
         )

@@ -129,7 +129,7 @@ def test_a_whole_move_gets_an_epoch_above_that_of_every_key(coordinator: Coordin
     ("destination", "protocol", "message"),
     [
         ("nowhere", "live", "unknown instance 'nowhere'; there is: a, b, c"),
-        ("b", "teleport", "unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, restart"),
+        ("b", "teleport", "unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, replicate, restart"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(

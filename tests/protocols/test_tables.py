@@ -32,9 +32,10 @@ from whimbrel.core.protocols.machine import (
     StartInstance,
     StopInstance,
     Stopped,
+    Takeover,
     stay,
 )
-from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
@@ -42,6 +43,8 @@ EVENTS: dict[type, Event] = {
     Ordered: Ordered(),
     Abandoned: Abandoned("enough"),
     Ready: Ready("m1", "b", 0, 1),
+    Warm: Warm("m1", "b", 0, 1),
+    Takeover: Takeover(),
     Left: Left("m1", "a", 0, 1, 3, 40, 50),
     Opened: Opened("m1", "b", 0, 1),
     Aborted: Aborted("m1", "a", 0, 1),
@@ -59,7 +62,7 @@ def phases(protocol: Protocol) -> set[str]:
 
 def migration(protocol: Protocol, phase: str = ORDERED) -> Migration:
     """A migration in some phase, with a past."""
-    move = msgspec.structs.replace(MOVE, protocol=protocol.name, routing=protocol.routing)
+    move = msgspec.structs.replace(MOVE, protocol=protocol.name, routing=protocol.routing, standby=True)
     story = [] if phase == ORDERED else [Line(ORDERED, "Ordered", 1), Line(phase, "Something", 2)]
     return Migration(move, "cloud", "edge", phase, story=story)
 
@@ -159,7 +162,7 @@ def variants(event: type) -> list[Event]:
 
 def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
     with pytest.raises(
-        UnknownName, match="unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, restart"
+        UnknownName, match="unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, replicate, restart"
     ):
         protocol_named("teleport")
 
@@ -291,13 +294,14 @@ def test_what_has_not_begun_is_abandoned_without_a_word(name: str) -> None:
 
 # ── A switch: push and fetch ─────────────────────────────────────────────────────────────────────────────────────────
 
+SWITCH, REPLICATE, CEASE = Kind.SWITCH, Kind.REPLICATE, Kind.CEASE
 SWITCHES = pytest.mark.parametrize(("name", "moving"), [("push", "pushing"), ("fetch", "fetching")])
 
 
 @SWITCHES
 def test_the_happy_path_of_a_switch(name: str, moving: str) -> None:
     tell = Told(name)
-    begun: list[Command] = [Announce(tell.move, "b"), Announce(tell.move, "a"), Begin(tell.move)]
+    begun: list[Command] = [Announce(SWITCH, tell.move, "b"), Announce(SWITCH, tell.move, "a"), Begin(tell.move)]
     assert tell(Ordered()) == (moving, begun), "the destination hears of it first, the routers last"
     assert tell.resume == begun
     assert tell(notice(Ready, "b", 0, 2)) == (moving, [])
@@ -317,6 +321,48 @@ def test_a_switch_has_no_way_back(name: str, moving: str) -> None:
     tell(notice(Ready, "b"))
     assert tell(Abandoned("changed my mind")) == ("settling", [])
     assert tell.migration.reason is None
+
+
+# ── A standby ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def both(kind: Kind, move: Move) -> list[Command]:
+    return [Announce(kind, move, "b"), Announce(kind, move, "a")]
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_the_happy_path_of_a_standby(standby: bool) -> None:
+    tell = Told("replicate")
+    move = tell.migration.move = tell.move = msgspec.structs.replace(tell.move, standby=standby)
+    assert tell(Ordered()) == ("copying", both(REPLICATE, move))
+    assert tell.resume == both(REPLICATE, move)
+    assert tell(notice(Warm, "b", 0, 2)) == ("copying", [])
+    switched: list[Command] = [*both(SWITCH, move), Begin(move)]
+    if standby:
+        assert tell(notice(Warm, "b", 1, 2)) == ("standby", [])
+        assert (tell.resume, tell.migration.is_standby, tell.migration.is_over) == ([], True, False)
+        assert tell(Takeover()) == ("switching", switched)
+    else:
+        assert tell(notice(Warm, "b", 1, 2)) == ("switching", switched)
+    assert tell.resume == switched
+    assert tell(Abandoned("too late")) == ("switching", [])
+    assert tell(notice(Ready, "b")) == ("settling", [Cutover(move)])
+    assert tell(notice(Opened, "b")) == ("settling", [])
+    assert tell(notice(Left, "a")) == (DONE, [])
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_standby_that_is_not_wanted_ceases(warm: bool) -> None:
+    tell = Told("replicate")
+    move = tell.migration.move = tell.move = msgspec.structs.replace(tell.move, standby=True)
+    tell(Ordered())
+    if warm:
+        tell(notice(Warm, "b"))
+    assert tell(Abandoned("enough")) == ("ceasing", both(CEASE, move))
+    assert tell.resume == both(CEASE, move)
+    assert tell(notice(Aborted, "b")) == ("ceasing", [])
+    assert tell(notice(Aborted, "a")) == (ABORTED, [Forget(move)])
+    assert tell.migration.reason == "enough"
 
 
 # ── restart ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -84,7 +84,7 @@ REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
     "protocol": (
         lambda app: app.migrate("chain", to="edge-1", protocol="teleport"),
         wb.UnknownName,
-        "there is: fetch, fluid, live, pause, push, restart",
+        "there is: fetch, fluid, live, pause, push, replicate, restart",
     ),
     "key": (lambda app: app.migrate("chain", to="edge-1", keys=["k00", "k99"]), wb.UnknownName, "'k99'; there is: k0"),
     "migration": (lambda app: app.story("m99"), wb.UnknownName, "unknown migration 'm99'"),
@@ -193,6 +193,26 @@ def test_a_switch_brings_everything_there_and_the_next_one_back(
     assert handle.abort("no way back").wait(60).outcome == "done"
     assert handle.migrations[0].keys == 12
     assert handle.migrations[0].state_bytes > 12 * 20_000
+
+
+def test_a_plan_moves_a_few_bins_at_a_time(job: Job) -> None:
+    stage = job.app.stages["chain"]
+    to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
+    handle = job.app.migrate("chain", to=to, protocol="fluid", step=300).wait(90)
+    assert handle.outcome == "done"
+    assert len(handle.migrations) == 4
+    assert sum(migration.keys for migration in handle.migrations) == 12
+
+
+def test_a_standby_waits_and_takes_over(job: Job) -> None:
+    stage = job.app.stages["chain"]
+    to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
+    handle = job.app.migrate("chain", to=to, protocol="replicate", standby=True, interval=2).wait_warm(60)
+    assert handle.outcome == "standby"
+    assert handle.take_over().wait(60).outcome == "done"
+    assert handle.migrations[0].keys == 12
+    with pytest.raises(wb.Refused, match="no standby is waiting"):
+        handle.take_over()
 
 
 def test_all_results_are_exact_after_all_of_this(job: Job) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from whimbrel.control.orchestrator import Orchestrator
-from whimbrel.core.errors import Unavailable
-from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration
+from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Takeover
 
 
 class Handle:
@@ -40,6 +40,23 @@ class Handle:
         """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
         if not self._orchestrator.wait(self.stage, self.ids, timeout):
             raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+        return self
+
+    def wait_warm(self, timeout: float | None = None) -> Handle:
+        """Until a standby is warm, or all is over. Raises `Unavailable` if the time runs out first."""
+        if not self._orchestrator.wait(self.stage, self.ids, timeout, warm=True):
+            raise Unavailable(f"standby {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+        return self
+
+    def take_over(self) -> Handle:
+        """Let a standby that is warm take its keys over. Raises `Refused` if there is none."""
+        standbys = [migration.move.id for migration in self.migrations if migration.is_standby]
+        if not standbys:
+            raise Refused(
+                f"no standby is waiting here: it is {self.outcome}; order one with protocol='replicate', standby=True"
+            )
+        for id in standbys:
+            self._orchestrator.tell(self.stage, id, Takeover())
         return self
 
     def abort(self, reason: str = "called off") -> Handle:

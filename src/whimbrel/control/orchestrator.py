@@ -20,7 +20,7 @@ from whimbrel.core.errors import Retry, Unavailable, UnknownName
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
@@ -128,7 +128,7 @@ class Orchestrator:
                 self._queue(migration, todo)
             return [migration.move.id for migration in planned]
 
-    def hear(self, stage: str, notice: Ready | Left | Opened | Aborted) -> None:
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
         """A notice of an instance."""
         self.tell(stage, notice.move, notice)
 
@@ -168,11 +168,11 @@ class Orchestrator:
             migrations = self.stages[stage].coordinator.migrations.values()
             return any(m.move.protocol == "restart" and m.move.source == instance and not m.is_over for m in migrations)
 
-    def wait(self, stage: str, ids: list[str], timeout: float | None) -> bool:
-        """Until all of these are over; False if the time ran out first."""
+    def wait(self, stage: str, ids: list[str], timeout: float | None, *, warm: bool = False) -> bool:
+        """Until all of these are over, or warm standbys; False if the time ran out first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while not all(self.migration(stage, id).is_over for id in ids):
+            while not all(m.is_over or (warm and m.is_standby) for m in (self.migration(stage, id) for id in ids)):
                 if self.error is not None:
                     raise self.error
                 left = None if deadline is None else deadline - time.monotonic()
@@ -209,10 +209,10 @@ class Orchestrator:
             case Begin() | Cutover() | Abort():
                 for gateway in control.gateways:
                     gateway.command(command)
-            case machine.Announce(move, instance):
-                blob = codec.encode_posts([(Kind.SWITCH, EVERY_BIN, wire.pack(move))])
+            case machine.Announce(kind, move, instance):
+                blob = codec.encode_posts([(kind, EVERY_BIN, wire.pack(move))])
                 inbox = control.inbox_of(instance)
-                inbox.append(blob, count=1, writer=f"coordinator/{id}/SWITCH", counter=0, lane=Lane.CONTROL)
+                inbox.append(blob, count=1, writer=f"coordinator/{id}/{kind.name}", counter=0, lane=Lane.CONTROL)
             case machine.Forget(move) if move.destination in control.coordinator.sites:  # or it has been scaled away
                 blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
                 inbox = control.inbox_of(move.destination)
@@ -251,7 +251,7 @@ class Orchestrator:
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for (stage, id), deadline in list(self._deadlines.items()):
-            if self.migration(stage, id).is_over:
+            if self.migration(stage, id).is_over or self.migration(stage, id).is_standby:
                 del self._deadlines[stage, id]
             elif now > deadline:
                 del self._deadlines[stage, id]

@@ -25,6 +25,7 @@ from whimbrel.core.protocols.machine import (
     Ordered,
     Protocol,
 )
+from whimbrel.core.protocols.replicate import WAITING
 from whimbrel.core.record import Aborted, Move
 from whimbrel.core.router import RouteTable
 
@@ -102,6 +103,8 @@ class Coordinator:
             )
             if other.is_over and other.move.destination != move.destination:
                 continue
+            if is_waiting_standby(other) and not whole and other.move.destination != move.destination:
+                continue
             if whole or other.move.selection.overlaps(move.selection):
                 claim = "needs one of these instances" if whole else "has some of these keys"
                 raise Conflict(f"migration {other.move.id} ({other.phase}) {claim}; wait for it or abort it")
@@ -148,7 +151,28 @@ class Coordinator:
                 told.append((migration.move.id, Abandoned("an earlier turn of its plan was aborted")))
             elif before == {DONE}:
                 told.append((migration.move.id, Ordered()))
-        return told
+        return told + self._outlived()
+
+    def _outlived(self) -> list[tuple[str, Event]]:
+        """Standbys whose keys move in another way, or have moved."""
+        moved = "its keys move in another way"
+        return [
+            (one.move.id, Abandoned(moved))
+            for one in self.migrations.values()
+            if is_waiting_standby(one)
+            and (
+                set(self.table.owners.values(one.move.selection)) != {one.move.source}
+                or any(
+                    not other.is_over
+                    and other is not one
+                    and not is_waiting_standby(other)
+                    and other.phase != ORDERED
+                    and other.move.protocol != "restart"
+                    and other.move.selection.overlaps(one.move.selection)
+                    for other in self.migrations.values()
+                )
+            )
+        ]
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
@@ -170,12 +194,17 @@ class Coordinator:
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
 
 
+def is_waiting_standby(migration: Migration) -> bool:
+    """Whether it is only a copy, which ceases when its keys move in another way."""
+    return migration.move.protocol == "replicate" and migration.phase in WAITING
+
+
 def _check_options(protocol: Protocol, options: dict[str, Any]) -> None:
     allowed = {"budget", "chunk"} | protocol.options
     for name, value in options.items():
         if name not in allowed:
             raise UnknownName(f"option of {protocol.name}", name, sorted(allowed))
-        if name == "plan":
+        if name in ("plan", "standby"):
             continue
         if name == "order":
             if value not in ("arrival", "key"):

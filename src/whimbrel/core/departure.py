@@ -48,6 +48,7 @@ class Sender(msgspec.Struct):
         out: Emissions,
         backlog: dict[str, list[Buffered]] | None = None,
         ticks: Sequence[Tick] = (),
+        kind: Kind = Kind.PARCEL,
     ) -> None:
         """Send keys, and what waited for keys: one parcel a bin, but a key larger than a chunk in pieces of its own."""
         backlog = dict(backlog or {})
@@ -55,7 +56,7 @@ class Sender(msgspec.Struct):
         for key, luggage in loads.items():
             self.state_bytes += len(luggage.state)
             if len(luggage.state) > self.move.chunk:
-                self._send_pieces(instance, key, luggage, out, backlog.pop(key, None), ticks)
+                self._send_pieces(instance, key, luggage, out, backlog.pop(key, None), ticks, kind)
             else:
                 by_bin.setdefault(bin_of(key), {})[key] = luggage
         behind: dict[int, dict[str, list[Buffered]]] = {}
@@ -63,7 +64,7 @@ class Sender(msgspec.Struct):
             behind.setdefault(bin_of(key), {})[key] = records
         for bin in {**by_bin, **behind}:
             parcel = Parcel(self.move.id, bin, by_bin.get(bin, {}), backlog=behind.get(bin, {}), ticks=list(ticks))
-            self.send(instance, Kind.PARCEL, parcel, out, bin)
+            self.send(instance, kind, parcel, out, bin)
 
     def _send_pieces(
         self,
@@ -73,6 +74,7 @@ class Sender(msgspec.Struct):
         out: Emissions,
         records: list[Buffered] | None,
         ticks: Sequence[Tick],
+        kind: Kind,
     ) -> None:
         """What waited for the key goes with the last piece: not after it, for then the key is open."""
         size, state, bin = self.move.chunk, luggage.state, bin_of(key)
@@ -81,7 +83,7 @@ class Sender(msgspec.Struct):
             load = {key: msgspec.structs.replace(luggage, state=state[piece * size : (piece + 1) * size])}
             behind = {key: records} if records and piece == pieces - 1 else {}
             parcel = Parcel(self.move.id, bin, load, piece, pieces, backlog=behind, ticks=list(ticks))
-            self.send(instance, Kind.PARCEL, parcel, out, bin)
+            self.send(instance, kind, parcel, out, bin)
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
         """Post a message to the destination."""

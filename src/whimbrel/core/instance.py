@@ -38,6 +38,7 @@ from whimbrel.core.record import (
     Result,
     Shipped,
 )
+from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
 PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
@@ -65,6 +66,8 @@ class Moves(msgspec.Struct):
 
     departures: dict[str, Departure | SwitchOut] = {}
     arrivals: dict[str, Arrival | SwitchIn] = {}
+    replications: dict[str, Replication] = {}
+    standbys: dict[str, Standby] = {}
     aborted: set[str] = set()
     """Moves that are off, of which a parcel may still be under way."""
     epochs: tuple[list[int], dict[str, int]] | None = None
@@ -75,6 +78,7 @@ class Delta(msgspec.Struct):
 
     entries: dict[str, Luggage | None] = {}
     waiting: dict[str, list[Buffered] | None] = {}
+    replicas: dict[str, Luggage | None] = {}
     positions: dict[str, int] = {}
     moves: Moves | None = None
 
@@ -94,6 +98,8 @@ class Instance:
         self.name, self.operator, self.part, self.parts = name, operator, part, parts
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, list[Record]] = {}
+        self.replicas: dict[str, Luggage] = {}
+        """Copies of others' keys, if this is their standby."""
         self.moves = Moves()
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
@@ -131,9 +137,13 @@ class Instance:
         for record in records:
             if record.seq > self.positions.get(record.src, -1):
                 self.positions[record.src] = record.seq
+        for replication in self.moves.replications.values():
+            replication.note(self._touched)
         self._seal(out)
         for departure in self.moves.departures.values():
             departure.ship(self, out)
+        for replication in self.moves.replications.values():
+            replication.ship(self, out)
         for arrival in self.moves.arrivals.values():
             arrival.ask(self, out)
         if self._touched or self._waited:  # what has been shipped is forgotten with this batch
@@ -382,6 +392,33 @@ class Instance:
         if isinstance(departure, SwitchOut):  # or all of it has left, and the destination will hear of that
             departure.ask(self, fetch)
 
+    def _replicate(self, record: Record, out: Emissions) -> None:
+        move = wire.unpack(record.body, Move)
+        self._moved = True
+        if move.source == self.name:
+            keys = {key for key in self.entries if key in move.selection}
+            self.moves.replications[move.id] = Replication(move=move, lacking=keys)
+        else:
+            self.moves.standbys[move.id] = Standby(move=move)
+
+    def _cease(self, record: Record, out: Emissions) -> None:
+        move = wire.unpack(record.body, Move)
+        roles: Any = self.moves.replications if move.source == self.name else self.moves.standbys
+        self._moved = True
+        roles.pop(move.id).cease(self, out)
+
+    def _replica(self, record: Record, out: Emissions) -> None:
+        parcel = wire.unpack(record.body, Parcel)
+        if parcel.move in self.moves.standbys:
+            self._moved |= parcel.pieces > 1
+            self.moves.standbys[parcel.move].install(self, parcel)
+
+    def _replicated(self, record: Record, out: Emissions) -> None:
+        shipped = wire.unpack(record.body, Shipped)
+        if shipped.move in self.moves.standbys:
+            self._moved = True
+            self.moves.standbys[shipped.move].complete(self, shipped, out)
+
     def _forget(self, record: Record, out: Emissions) -> None:
         self._moved = True
         self.moves.aborted.discard(wire.unpack(record.body, str))
@@ -403,6 +440,10 @@ class Instance:
         Kind.PASSED: _passed,
         Kind.HINT: _hint,
         Kind.FETCH: _fetch,
+        Kind.REPLICATE: _replicate,
+        Kind.CEASE: _cease,
+        Kind.REPLICA: _replica,
+        Kind.REPLICATED: _replicated,
     }
 
     # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────
@@ -424,6 +465,22 @@ class Instance:
         for key in keys:
             del self.entries[key]
             self._touched.add(key)
+
+    def keep_replica(self, key: str, luggage: Luggage | None) -> None:
+        """Keep a copy of a key that lives elsewhere, or forget it."""
+        self._delta.replicas[key] = luggage
+        if luggage is None:
+            del self.replicas[key]
+        else:
+            self.replicas[key] = luggage
+
+    def promote(self, key: str) -> None:
+        """A key lives here now: its copy, if there is one, becomes its state."""
+        luggage = self.replicas.get(key)
+        if luggage is not None:
+            self.keep_replica(key, None)
+            if key not in self.entries:
+                self.install(key, luggage)
 
     def buffer(self, record: Record) -> None:
         """Keep a record until its key's state is here."""
@@ -478,7 +535,7 @@ class Instance:
         """What changed since the last call, for whoever keeps this instance's state."""
         delta, self._delta = self._delta, Delta()
         delta.positions = self.positions
-        if self._moved or self.moves.departures or self.moves.arrivals:
+        if self._moved or self.moves.departures or self.moves.arrivals or self.moves.replications:
             self.moves.epochs = self.epochs.dump()
             delta.moves = self.moves
             self._moved = False
@@ -489,7 +546,7 @@ class Instance:
         self.moves.epochs = self.epochs.dump()
         entries = {key: entry.saved for key, entry in self.entries.items()}
         waiting = {key: [self.stored(record) for record in held] for key, held in self.waiting.items()}
-        return wire.pack(Delta(entries, {**waiting}, self.positions, self.moves))
+        return wire.pack(Delta(entries, {**waiting}, {**self.replicas}, self.positions, self.moves))
 
     def load(self, deltas: Iterable[bytes]) -> None:
         """Become what these deltas, in order, describe: for a fresh instance, or one that has all those before."""
@@ -505,6 +562,11 @@ class Instance:
                     self.waiting.pop(key, None)
                 else:
                     self.waiting[key] = [self.restored(buffered) for buffered in held]
+            for key, luggage in delta.replicas.items():
+                if luggage is None:
+                    self.replicas.pop(key, None)
+                else:
+                    self.replicas[key] = luggage
             self.positions = delta.positions
             if delta.moves is not None:
                 self.moves = delta.moves

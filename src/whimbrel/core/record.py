@@ -43,6 +43,14 @@ class Kind(IntEnum):
     """Keys whose first records after a switch have gone to the destination: it needs them now."""
     FETCH = 12
     """The destination asks for units of keys."""
+    REPLICATE = 13
+    """A standby is wanted."""
+    CEASE = 14
+    """It is not wanted any more."""
+    REPLICA = 15
+    """A parcel of copies for a standby."""
+    REPLICATED = 16
+    """One part of the source has sent a copy of everything once."""
 
 
 class Record(NamedTuple):
@@ -66,7 +74,7 @@ class Record(NamedTuple):
 
 
 Routing = Literal["dual", "hold", "switch"]
-Order = Literal["key", "arrival", "demand"]
+Order = Literal["key", "arrival", "demand", "replica"]
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -86,7 +94,12 @@ class Move(msgspec.Struct, frozen=True):
     """Where records go from BEGIN until CUTOVER: to both instances, nowhere (the routers keep them), or to the
     destination at once."""
     order: Order = "key"
-    """In which order keys leave after a switch: by name, as records need them, or as the destination asks."""
+    """In which order keys leave after a switch: by name, as records need them, as the destination asks, or only those
+    of which it has no fresh copy."""
+    interval: int = 1
+    """A standby gets what has changed after every so many batches."""
+    standby: bool = False
+    """Whether a standby that is warm waits for the order to take over."""
     split: int = 16
     """Into how many units a bin is cut when the destination asks."""
     step: int = 16
@@ -167,6 +180,8 @@ class Passed(msgspec.Struct, frozen=True):
     part: int
     parts: int
     ticks: list[Tick] = []
+    stale: list[str] = []
+    """Keys whose copies at a standby are not fresh."""
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -199,6 +214,15 @@ class Result(NamedTuple):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Notice: a part of the destination has installed everything and follows the stream silently."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part of a standby has had a copy of everything once."""
 
     move: str
     instance: str
@@ -261,7 +285,7 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     event: str
 
 
-Notice = Ready | Closed | Left | Opened | Aborted | Parked
+Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked
 
 
 class Post(NamedTuple):

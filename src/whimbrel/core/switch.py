@@ -6,7 +6,8 @@ sent on. A key leaves with its backlog, as soon as the byte budget allows, in th
 
     arrival   keys that records wait for, in the order of arrival, heaviest first; then those seen last (`push`)
     demand    units that the destination asks for; keys with a backlog go unasked (`fetch`)
-    key       by name: what the two above are measured against
+    replica   those of which a standby has no fresh copy, by name; the others are there already (replica.py)
+    key       by name: what the others are measured against
 
 At the destination (`SwitchIn`) a key's own records wait until it opens: until its state is here, or known not to
 exist, and the source has PASSED, that is, has sent on everything older. Then it lives as if it had always been here.
@@ -44,6 +45,7 @@ from whimbrel.core.record import (
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
+    from whimbrel.core.replica import Replication
 
 ENTRY = 20
 """Offsets without these bits are places of log entries: what came in one entry came at the same moment."""
@@ -71,6 +73,8 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     """Keys that were hinted at and are not here."""
     ticks: list[Tick] = []
     """Ticks that came before BEGIN: part of every key's backlog."""
+    stale: list[str] = []
+    """Keys of which the standby had no fresh copy."""
     keys: int = 0
     left: int = 0
     """How many keys have not been shipped."""
@@ -145,8 +149,29 @@ class SwitchOut(Sender, kw_only=True, tag=True):
             self.rest = sorted(keys, key=lambda key: (instance.entries[key].seq, key))
         elif self.move.order == "key":
             self.rest = keys[::-1]
+        elif self.move.order == "replica":
+            self._hand_over(instance, keys)
         part = (self.move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+
+    def _hand_over(self, instance: Instance, keys: list[str]) -> None:
+        """Of a key that the standby has, nothing more has to be done than to forget it."""
+        replication = instance.moves.replications.pop(self.move.id, None)
+        lacking = self.lacking(keys, replication)
+        self.stale = [key for key in keys if key in lacking]
+        self.rest = self.stale[::-1]
+        self.left = len(self.stale)
+        for key in keys:
+            if key not in lacking:
+                saved = instance.entries[key].saved
+                self.state_bytes += len(saved.state) if saved else 0
+                self.forget(instance, key)
+        if replication is not None:
+            self.sent_bytes += replication.sent_bytes
+
+    def lacking(self, keys: list[str], replication: Replication | None) -> set[str]:
+        """Keys of which the standby has no fresh copy."""
+        return set(keys) if replication is None else replication.lacking
 
     def _look_ahead(self, instance: Instance) -> None:
         """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
@@ -213,7 +238,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         part = (self.move.id, instance.part, instance.parts)
         if not self.passed and self.begun.keys() == self.move.routers:
             self.passed = True
-            self.send(instance, Kind.PASSED, Passed(*part, self.ticks), out)
+            self.send(instance, Kind.PASSED, Passed(*part, self.ticks, self.stale), out)
         if self.passed and not self.left:
             self.shipped = True
             self.needed, self.rest, self.asked = [], [], []
@@ -296,6 +321,9 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
             if self.cut == self.move.routers:
                 instance.epochs.put(self.move.selection, self.move.epoch)
                 del instance.moves.arrivals[self.move.id]
+                standby = instance.moves.standbys.pop(self.move.id, None)
+                if standby is not None:
+                    standby.clear(instance)
                 out.notices.append(Opened(self.move.id, instance.name, instance.part, instance.parts))
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
@@ -306,6 +334,10 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
                 instance.install(key, whole)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = [instance.restored(record) for record in parcel.backlog.get(key, ())]
+            if (
+                older and key not in instance.entries
+            ):  # the source has forgotten it: a copy of it is fresh, or it is new
+                instance.promote(key)
             if key in instance.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
                 self._open([key], instance, out)
@@ -318,6 +350,10 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         """A part of the source has sent on everything older than the switch."""
         self.parts = passed.parts
         self.passed.add(passed.part)
+        stale = set(passed.stale)
+        for key in sorted(instance.replicas):
+            if self.takes(key) and self._part(key) == passed.part and key not in stale:
+                instance.promote(key)
         here = [key for key in sorted(instance.entries) if self.takes(key) and self._part(key) == passed.part]
         for key in here if passed.ticks or self.ticks else ():
             catch_up(instance, key, [], passed.ticks, out, self.is_silent)

@@ -103,6 +103,8 @@ def check_end(world: World) -> None:
     for name, actor in world.instances.items():
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
+        if any(part.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
+            raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
             raise Violation("settled", f"{name} still remembers a move that was aborted")
 
@@ -115,6 +117,8 @@ def _compare(key: str, got: list[Any], expected: list[Any]) -> None:
         raise Violation("duplicated", f"{key}: {sorted(i for i in set(ids) if ids.count(i) > 1)}")
     if set(wanted) - set(ids):
         raise Violation("lost", f"{key}: {sorted(set(wanted) - set(ids))}")
+    if set(ids) - set(wanted):
+        raise Violation("wrong", f"{key}: results of nothing {sorted(set(ids) - set(wanted))}")
     if ids != wanted:
         raise Violation("out of order", f"{key}: {_first(ids, wanted)}")
     raise Violation("wrong", f"{key}: {_first(got, expected)}")

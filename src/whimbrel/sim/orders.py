@@ -9,7 +9,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols import PROTOCOLS, machine
-from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped
+from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped, Takeover
 from whimbrel.core.record import Kind, Record
 from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
 from whimbrel.log.contract import Lane
@@ -27,6 +27,8 @@ OPTIONS: dict[str, list[Any]] = {
     "order": ["arrival", "key"],
     "split": [1, 4],
     "step": [50, 500],
+    "interval": [1, 3],
+    "standby": [False, True],
     "plan": ["sudden", "batched", "fluid", [[bin_of(key) for key in ("k0", "k1", "k2")]]],
 }
 
@@ -79,6 +81,10 @@ class CoordinatorActor(Actor):
             self.world.maybe_die(0.02)
             return True
         open_ones = [m for m in self.coordinator.migrations.values() if not m.is_over]
+        standbys = [m for m in open_ones if m.is_standby]
+        if standbys and rng.random() < 0.2:
+            self.hear(rng.choice(standbys).move.id, Takeover())
+            return True
         if open_ones and rng.random() < self.impatience:
             self.hear(rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
             return True
@@ -122,10 +128,10 @@ class CoordinatorActor(Actor):
                 for name in rng.sample(world.routers, len(world.routers)):
                     world.gateways[name].order(command, f"coordinator/{id}/{type(command).__name__}")
                     world.maybe_die(0.02)
-            case machine.Announce(move, instance):
-                record = Record(0, Kind.SWITCH, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move))
+            case machine.Announce(kind, move, instance):
+                record = Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move))
                 world.inboxes[instance].append(
-                    [record], count=1, writer=f"coordinator/{id}/SWITCH", counter=0, lane=Lane.CONTROL
+                    [record], count=1, writer=f"coordinator/{id}/{kind.name}", counter=0, lane=Lane.CONTROL
                 )
             case machine.Forget(move):
                 record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))

@@ -56,6 +56,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "stopping": (SwitchOut, "ship", _ship_before_closing),
     "passing": (SwitchIn, "has_passed", lambda self, key: True),
     "absence": (SwitchIn, "is_new", lambda self, key: True),
+    "freshness": (SwitchOut, "lacking", lambda self, keys, replication: set()),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
 }
 

@@ -9,9 +9,12 @@ from whimbrel.core.protocols.live import LIVE
 from whimbrel.core.protocols.machine import Protocol
 from whimbrel.core.protocols.pause import PAUSE
 from whimbrel.core.protocols.push import PUSH
+from whimbrel.core.protocols.replicate import REPLICATE
 from whimbrel.core.protocols.restart import RESTART
 
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, RESTART)}
+PROTOCOLS: dict[str, Protocol] = {
+    protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, REPLICATE, RESTART)
+}
 
 
 def protocol_named(name: str) -> Protocol:

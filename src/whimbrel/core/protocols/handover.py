@@ -15,13 +15,14 @@ from whimbrel.core.protocols.machine import (
     ORDERED,
     Abandoned,
     Command,
-    Forget,
     Migration,
     Ordered,
     Protocol,
     Table,
     abandon_unbegun,
+    forget,
     stay,
+    undone,
     weigh,
 )
 from whimbrel.core.record import Aborted, Left, Opened, Ready, Routing
@@ -47,17 +48,6 @@ def handover(
     def abandon(migration: Migration, event: Abandoned) -> Answer:
         migration.reason = event.reason
         return undoing, [Abort(migration.move)]
-
-    def undone(migration: Migration, event: Aborted) -> Answer:
-        """The source is plain owner again: that is all a user waits for. The destination may clean up later."""
-        migration.hear(event)
-        back = migration.has_heard(Aborted, migration.move.source)
-        return (ABORTED if back else migration.phase), forget(migration)
-
-    def forget(migration: Migration) -> list[Command]:
-        """When both sides are out: what the source had sent until then is in the destination's inbox already."""
-        sides = (migration.move.source, migration.move.destination)
-        return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
 
     table: Table = {
         (ORDERED, Ordered): begin,

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import Aborted, Left, Move, Opened, Order, Ready, Routing
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Order, Ready, Routing, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 
-ORDERED, DONE, ABORTED = "ordered", "done", "aborted"
+ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -35,6 +35,10 @@ class Abandoned(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants out: a user, a deadline, a failed destination."""
 
     reason: str
+
+
+class Takeover(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants a standby to take over."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -59,14 +63,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Event = Ordered | Abandoned | Ready | Left | Opened | Aborted | Stopped | Copied | Started | Failed
+Event = Ordered | Abandoned | Takeover | Ready | Warm | Left | Opened | Aborted | Stopped | Copied | Started | Failed
 
 # ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """Tell an instance that a move will switch at once, ahead of all that waits in its inbox."""
+    """Tell an instance, ahead of all that waits in its inbox: a move will switch; a standby is wanted, or is not."""
 
+    kind: Kind
     move: Move
     instance: str
 
@@ -136,16 +141,21 @@ class Migration(msgspec.Struct):
     """It begins when all migrations of its plan with an earlier turn are done."""
 
     @property
+    def is_standby(self) -> bool:
+        """Whether it is warm, and waits for the order to take over."""
+        return self.phase == STANDBY
+
+    @property
     def is_over(self) -> bool:
         """Whether the user may know its outcome."""
         return self.phase in (DONE, ABORTED)
 
-    def hear(self, notice: Ready | Left | Opened | Aborted) -> bool:
+    def hear(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
         """Note one part's notice; whether all parts of that instance have now sent theirs."""
         self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
         return self.has_heard(type(notice), notice.instance)
 
-    def has_heard_part(self, notice: Ready | Left | Opened | Aborted) -> bool:
+    def has_heard_part(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
         """Whether this very notice has come before."""
         heard = self.heard.get(f"{type(notice).__name__} {notice.instance}")
         return heard is not None and notice.part in heard.sent
@@ -207,6 +217,19 @@ def abandon_unbegun(migration: Migration, event: Abandoned) -> tuple[str, list[C
     return ABORTED, []
 
 
+def undone(migration: Migration, event: Aborted) -> tuple[str, list[Command]]:
+    """The source is plain owner again: that is all a user waits for. The destination may clean up later."""
+    migration.hear(event)
+    back = migration.has_heard(Aborted, migration.move.source)
+    return (ABORTED if back else migration.phase), forget(migration)
+
+
+def forget(migration: Migration) -> list[Command]:
+    """When both sides are out: what the source had sent until then is in the destination's inbox already."""
+    sides = (migration.move.source, migration.move.destination)
+    return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
+
+
 def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
     """The rule for an event that changes nothing: it came twice, or late."""
     return migration.phase, []
@@ -214,7 +237,7 @@ def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
 
 def _tell(event: Event) -> str:
     name = type(event).__name__
-    if isinstance(event, (Ready, Left, Opened, Aborted)):
+    if isinstance(event, (Ready, Warm, Left, Opened, Aborted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
     if isinstance(event, (Abandoned, Failed)):
         return f"{name}: {event.reason}"

@@ -24,21 +24,28 @@ from whimbrel.core.protocols.machine import (
     stay,
     weigh,
 )
-from whimbrel.core.record import Left, Opened, Order, Ready
+from whimbrel.core.record import Kind, Left, Opened, Order, Ready
 from whimbrel.core.router import Begin, Cutover
 
 Answer = tuple[str, list[Command]]
 
 
+def announce(kind: Kind, migration: Migration) -> list[Command]:
+    """Tell both ends, the destination first."""
+    move = migration.move
+    return [Announce(kind, move, move.destination), Announce(kind, move, move.source)]
+
+
+def switch(migration: Migration) -> list[Command]:
+    """Tell both ends, then let the routers switch."""
+    return [*announce(Kind.SWITCH, migration), Begin(migration.move)]
+
+
 def switching(name: str, *, moving: str, settling: str, order: Order, options: frozenset[str]) -> Protocol:
     """A protocol of this shape, with its own words for the phases."""
 
-    def announce(migration: Migration) -> list[Command]:
-        move = migration.move
-        return [Announce(move, move.destination), Announce(move, move.source), Begin(move)]
-
     def begin(migration: Migration, event: Ordered) -> Answer:
-        return moving, announce(migration)
+        return moving, switch(migration)
 
     def ready(migration: Migration, event: Ready) -> Answer:
         return (settling, [Cutover(migration.move)]) if migration.hear(event) else (moving, [])
@@ -65,7 +72,7 @@ def switching(name: str, *, moving: str, settling: str, order: Order, options: f
     return Protocol(
         name=name,
         table=table,
-        resume={moving: announce, settling: lambda migration: [Cutover(migration.move)]},
+        resume={moving: switch, settling: lambda migration: [Cutover(migration.move)]},
         routing="switch",
         order=order,
         options=options,

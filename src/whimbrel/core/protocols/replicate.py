@@ -1,0 +1,132 @@
+"""`replicate`: the destination is a standby, kept warm with what each batch changes; a hand-over ships only the rest
+(Rhino, ChronoStream).
+
+::
+
+    source ──copies, then what changed──▶ standby ──WARM──▶ coordinator ...... until it shall take over
+    then as for `push`: SWITCH, BEGIN; the source ships what the copy lacks, which is what its last batches changed
+
+    ordered ─Ordered─▶ copying ─Warm (all parts)─▶ standby ─Takeover─▶ switching ─Ready─▶ settling ─Left, Opened─▶ done
+                          └─────Abandoned─▶ ceasing ─Aborted (source)─▶ aborted ◀─┘
+
+Without `standby=True` it takes over as soon as it is warm. `interval` is how many batches lie between two sendings:
+more of them cost fewer bytes, and leave more to ship at the hand-over. Any number of standbys may wait for the same
+keys; when one takes over, or the keys move in another way, the others cease.
+
+Guarantees   exactly once, per-key order, results equal to those of a run without the move.
+Price        bytes all the time: every key that a batch touches, once an interval. The hand-over itself stops only keys
+             whose copy is not fresh, for two batches.
+No return    the takeover. Before it an abort costs nothing but the copies.
+If one dies  as for `push`. The standby goes on from its checkpoint, with its copies.
+"""
+
+from __future__ import annotations
+
+from whimbrel.core.protocols.machine import (
+    ABORTED,
+    DONE,
+    ORDERED,
+    STANDBY,
+    Abandoned,
+    Command,
+    Migration,
+    Ordered,
+    Protocol,
+    Table,
+    Takeover,
+    abandon_unbegun,
+    forget,
+    stay,
+    undone,
+    weigh,
+)
+from whimbrel.core.protocols.switching import Answer, announce, switch
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
+from whimbrel.core.router import Cutover
+
+COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
+
+
+def _copy(migration: Migration) -> list[Command]:
+    return announce(Kind.REPLICATE, migration)
+
+
+def _cease(migration: Migration) -> list[Command]:
+    return announce(Kind.CEASE, migration)
+
+
+def copy(migration: Migration, event: Ordered) -> Answer:
+    """Ordered: a standby is wanted."""
+    return COPYING, _copy(migration)
+
+
+def warm(migration: Migration, event: Warm) -> Answer:
+    """A part of the standby has a copy of everything."""
+    if not migration.hear(event):
+        return COPYING, []
+    return (STANDBY, []) if migration.move.standby else (SWITCHING, switch(migration))
+
+
+def take_over(migration: Migration, event: Takeover) -> Answer:
+    """Now."""
+    return SWITCHING, switch(migration)
+
+
+def ready(migration: Migration, event: Ready) -> Answer:
+    """A part of the destination has everything."""
+    return (SETTLING, [Cutover(migration.move)]) if migration.hear(event) else (SWITCHING, [])
+
+
+def settle(migration: Migration, event: Left | Opened) -> Answer:
+    """One end is done."""
+    return (DONE if weigh(migration, event) else SETTLING), []
+
+
+def abandon(migration: Migration, event: Abandoned) -> Answer:
+    """Out: the copies are not needed."""
+    migration.reason = event.reason
+    return CEASING, _cease(migration)
+
+
+TABLE: Table = {
+    (ORDERED, Ordered): copy,
+    (COPYING, Warm): warm,
+    (STANDBY, Takeover): take_over,
+    (SWITCHING, Ready): ready,
+    (SETTLING, Left): settle,
+    (SETTLING, Opened): settle,
+    # out
+    (ORDERED, Abandoned): abandon_unbegun,
+    (COPYING, Abandoned): abandon,
+    (STANDBY, Abandoned): abandon,
+    (CEASING, Aborted): undone,
+    (ABORTED, Aborted): undone,
+}
+# What comes twice or late changes nothing.
+for _phase, _events in {
+    COPYING: (Ordered,),
+    STANDBY: (Ordered, Warm),
+    SWITCHING: (Ordered, Warm, Takeover, Abandoned),
+    SETTLING: (Ordered, Warm, Takeover, Ready, Abandoned),
+    CEASING: (Ordered, Warm, Abandoned),
+    DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned),
+    ABORTED: (Ordered, Warm, Abandoned),
+}.items():
+    TABLE |= {(_phase, _event): stay for _event in _events}
+
+REPLICATE = Protocol(
+    name="replicate",
+    table=TABLE,
+    resume={
+        COPYING: _copy,
+        SWITCHING: switch,
+        SETTLING: lambda migration: [Cutover(migration.move)],
+        CEASING: _cease,
+        ABORTED: forget,
+    },
+    routing="switch",
+    order="replica",
+    options=frozenset({"interval", "standby"}),
+)
+WAITING = (COPYING, STANDBY)
+"""Phases in which a standby is only a copy, and keeps nobody from moving the keys."""

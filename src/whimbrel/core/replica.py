@@ -1,0 +1,91 @@
+"""A standby: the destination of a move keeps a copy of the keys' states, long before they are handed over.
+
+At the source (`Replication`) every key is at first one that the standby lacks, and again each time a record touches it.
+At the end of every `interval`-th batch it sends what is lacking, as much as the byte budget allows. When nothing was
+lacking for the first time, the standby is warm.
+
+At the destination (`Standby`) the copies lie beside the instance's own keys, and nothing reads them. The hand-over is
+a switch (switch.py): the source ships only what is lacking at that moment, and names it; all other copies open at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from whimbrel.core.arrival import Receiver
+from whimbrel.core.departure import Sender
+from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Parcel, Shipped, Warm
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+
+
+class Replication(Sender, kw_only=True):
+    """What one part of the source sends to a standby."""
+
+    lacking: set[str] = set()
+    batches: int = 0
+    warm: bool = False
+
+    def note(self, touched: set[str]) -> None:
+        """These keys have changed."""
+        self.lacking.update(key for key in touched if key in self.move.selection)
+
+    def ship(self, instance: Instance, out: Emissions) -> None:
+        """At the end of a batch: send what is lacking, if it is time."""
+        self.batches += 1
+        if self.warm and self.batches % self.move.interval:
+            return
+        room = self.move.budget
+        loads: dict[str, Luggage] = {}
+        for key in sorted(self.lacking):
+            if room <= 0:
+                break
+            self.lacking.discard(key)
+            saved = instance.entries[key].saved if key in instance.entries else None
+            if saved is not None:
+                loads[key] = saved
+                room -= len(saved.state) + 64
+        self.pack(instance, loads, out, kind=Kind.REPLICA)
+        if self.lacking:
+            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+        elif not self.warm:
+            self.warm = True
+            self.send(instance, Kind.REPLICATED, Shipped(self.move.id, instance.part, instance.parts), out)
+
+    def cease(self, instance: Instance, out: Emissions) -> None:
+        """The standby is not wanted any more."""
+        out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+
+
+class Standby(Receiver, kw_only=True):
+    """How far a standby is, at one part of the destination."""
+
+    move: Move
+    shipped: set[int] = set()
+
+    def install(self, instance: Instance, parcel: Parcel) -> None:
+        """Copies have come."""
+        for key, luggage in parcel.keys.items():
+            if parcel.piece == 0:
+                self.pieces.pop(key, None)
+            whole = self.join(key, luggage, parcel)
+            if whole is not None and key not in instance.entries:
+                instance.keep_replica(key, whole)
+
+    def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
+        """A part of the source has sent everything once."""
+        self.shipped.add(shipped.part)
+        if len(self.shipped) == shipped.parts:
+            out.notices.append(Warm(self.move.id, instance.name, instance.part, instance.parts))
+
+    def cease(self, instance: Instance, out: Emissions) -> None:
+        """The standby is not wanted any more."""
+        self.clear(instance)
+        instance.moves.aborted.add(self.move.id)
+        out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+
+    def clear(self, instance: Instance) -> None:
+        """Forget the copies."""
+        for key in [key for key in instance.replicas if key in self.move.selection]:
+            instance.keep_replica(key, None)
