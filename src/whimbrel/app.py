@@ -251,10 +251,14 @@ class App:
             )
         if protocol == "restart":
             raise Refused("restart moves a whole instance to another site and shares no keys; use another protocol")
-        owners = runtime.coordinator.table.owners
-        if instances > len(runtime.instances.at(at)) and not any(
-            owners.select(name) for name in runtime.instances.at(at)
-        ):
+        here, owners = runtime.instances.at(at), runtime.coordinator.table.owners
+        for migration in list(runtime.coordinator.migrations.values()):
+            if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
+                raise Conflict(
+                    f"migration {migration.move.id} ({migration.phase}) moves keys to or from {at}, "
+                    "so it is open who will have how many; wait for it or abort it"
+                )
+        if instances > len(here) and not any(owners.select(name) for name in here):
             raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
         with runtime.instances.staying(at, runtime.counts(), instances) as staying:
             wanted = runtime.level(at, staying)

@@ -261,8 +261,10 @@ class Orchestrator:
         """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
         for site in self.sites.values():
             for instance, query in list(site.queries.items()):
+                if query.is_active or query.exception is None:  # first: one that was stopped may be nobody's by now
+                    continue
                 stage, control = self._stage_of(instance)
-                if query.is_active or query.exception is None or self.is_relocating(stage, instance):
+                if self.is_relocating(stage, instance):
                     continue
                 now = time.monotonic()
                 failures = [moment for moment in control.failures.get(instance, ()) if now - moment < PATIENCE]
