@@ -27,6 +27,7 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
+from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
@@ -37,6 +38,7 @@ from whimbrel.outlet.outlet import Watch
 from whimbrel.outlet.sinks import StageSink
 from whimbrel.pipeline import Pipeline
 from whimbrel.runtime import StageRuntime, told
+from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
@@ -67,6 +69,7 @@ class App:
         max_backlog: int,
         watch: Watch,
         spark: Any,
+        links: Given = IDEAL,
     ) -> None:
         self.pipeline, self.data, self.keep, self.trigger = pipeline, data, keep, trigger
         self._max_backlog, self._temporary = max_backlog, temporary
@@ -85,6 +88,7 @@ class App:
         self.spark = spark if spark is not None else session(pipeline.name)
         self._owns_spark = spark is None
         self.sites = {name: Site(name, data / "sites" / name, self._make_query) for name in sites}
+        self.links = Links(sites, links, data / "logs", self._site_of, self._inbox_of)
         self.orchestrator = Orchestrator(self.journal, self.sites, self.clock_us)
         self.stages: dict[str, StageRuntime] = {}
         sinks = pipeline.make_sinks()
@@ -118,6 +122,7 @@ class App:
 
     def _start(self) -> None:
         self.orchestrator.recover()
+        self.links.start()
         for runtime in self.stages.values():
             runtime.outlet.recover(self.journal.load(f"outlet/{runtime.stage.name}"))
             runtime.outlet.start()
@@ -168,6 +173,7 @@ class App:
         for site in self.sites.values():
             for instance in list(site.queries):
                 yield partial(site.stop, instance)
+        yield self.links.stop
         for runtime in self.stages.values():
             yield runtime.outlet.stop
         for log in self._logs.values():
@@ -204,13 +210,14 @@ class App:
         at: str | None = None,
         protocol: str = "live",
         deadline: float = DEADLINE,
-        budget: int = 8 << 20,
+        budget: int | None = None,
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
 
         Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
         what lies at that site. Returns at once; the handle waits, tells and aborts. Raises, and changes nothing, if a
-        name is unknown, the request makes no sense, or another migration has some of the keys.
+        name is unknown, the request makes no sense, or another migration has some of the keys. `budget`: how many
+        bytes of state each part of a source ships in one batch; if not given, no more than the link carries.
         """
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
@@ -218,16 +225,25 @@ class App:
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
         protocol_named(protocol)
+        runtime = self.stages[stage]
+        budget = runtime.budget(to, at) if budget is None else budget
         if budget < 1 or deadline <= 0:
             raise Refused(f"a budget is at least 1 byte, a deadline some seconds: not {budget} and {deadline}")
-        runtime = self.stages[stage]
         selection = runtime.select(keys, bins, share, to, at)
         with runtime.destination(to) as destination:
             ids = self.orchestrator.migrate(stage, selection, to, destination, protocol, deadline, budget=budget)
         return Handle(self.orchestrator, stage, ids)
 
+    def cut(self, site: str, other: str) -> None:
+        """Cut the link between two sites, in both directions: nothing is delivered until it is mended, nothing lost."""
+        self.links.cut(site, other)
+
+    def mend(self, site: str, other: str) -> None:
+        """Mend the link between two sites: what could not be delivered goes on."""
+        self.links.cut(site, other, is_cut=False)
+
     def status(self) -> dict[str, Any]:
-        """How things are, as plain data: records, stages with their instances, migrations, dead letters."""
+        """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
         return {
             "pipeline": self.pipeline.name,
             "records": {
@@ -239,7 +255,8 @@ class App:
             "dead_letters": dict(self.dead.counts),
             "source": {"ended": self.feed.ended.is_set(), "error": told(self.feed.error)},
             "stages": {name: runtime.status() for name, runtime in self.stages.items()},
-            "error": told(self.orchestrator.error),
+            "links": self.links.status(),
+            "error": told(self.orchestrator.error or self.links.error),
         }
 
     def story(self, id: str) -> list[str]:
@@ -290,9 +307,18 @@ class App:
         return self._logs[name]
 
     def _make_query(self, instance: str, checkpoint: Path) -> StageQuery:
+        return self._stage_of(instance).make_query(instance, checkpoint)
+
+    def _site_of(self, instance: str) -> str:
+        return self._stage_of(instance).coordinator.sites[instance]
+
+    def _inbox_of(self, instance: str) -> EmbeddedLog:
+        return self._stage_of(instance).inboxes[instance]
+
+    def _stage_of(self, instance: str) -> StageRuntime:
         for runtime in self.stages.values():
             if instance in runtime.inboxes:
-                return runtime.make_query(instance, checkpoint)
+                return runtime
         raise UnknownName("instance", instance, [])
 
     def _is_full(self) -> bool:
@@ -304,12 +330,16 @@ class App:
             for runtime in self.stages.values()
             for migration in list(runtime.coordinator.migrations.values())
         )
-        # In the order of a record's way: what a stage hands on, the next one, asked later, has got.
-        return not moving and all(self.stages[stage.name].is_drained for stage in self.pipeline.stages)
+        # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
+        return (
+            not moving
+            and self.links.is_idle
+            and all(self.stages[stage.name].is_drained for stage in self.pipeline.stages)
+        )
 
     def _raise_errors(self) -> None:
-        errors = [self.feed.error, self.orchestrator.error, *(r.outlet.error for r in self.stages.values())]
-        for error in filter(None, errors):
+        errors = [self.feed.error, self.orchestrator.error, self.links.error]
+        for error in filter(None, [*errors, *(r.outlet.error for r in self.stages.values())]):
             raise error
 
     def _save_all(self) -> None:
@@ -331,17 +361,20 @@ def run(
     max_backlog: int = 200_000,
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,
+    links: Given = IDEAL,
 ) -> App:
     """Run a pipeline on this machine. All keys begin at the first site.
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
     a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
+    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
         raise Refused("sites need names of their own, and at least one is needed")
+    links_of(sites, links)
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:
         app = App(
@@ -354,6 +387,7 @@ def run(
             max_backlog=max_backlog,
             watch=watch,
             spark=spark,
+            links=links,
         )
     except BaseException:
         if data is None:

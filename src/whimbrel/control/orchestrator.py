@@ -23,7 +23,7 @@ from whimbrel.core.record import Aborted, Closed, Kind, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
-from whimbrel.log.contract import Lane, Log
+from whimbrel.log.contract import Appendable, Lane
 from whimbrel.site.site import Site
 
 PERIOD = 0.2
@@ -40,7 +40,8 @@ class StageControl:
 
     coordinator: Coordinator
     gateways: list[Gateway]
-    inbox_of: Callable[[str], Log]
+    inbox_of: Callable[[str, str], Appendable]
+    """The way that posts of one instance go to another one's inbox."""
     failures: dict[str, list[float]] = field(default_factory=dict)
     """By instance: when its query has died, lately."""
 
@@ -180,7 +181,7 @@ class Orchestrator:
                     gateway.command(command)
             case machine.Forget(move):
                 blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
-                inbox = control.inbox_of(move.destination)
+                inbox = control.inbox_of(move.source, move.destination)  # behind all parcels that are under way
                 inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)
             case machine.StopInstance(instance):
                 self.sites[migration.from_site].stop(instance)
