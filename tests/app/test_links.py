@@ -174,6 +174,15 @@ def test_a_link_that_is_not_there_can_be_neither_cut_nor_mended(house: House) ->
     assert links.status() == {}
 
 
+def test_what_is_told_after_the_end_needs_no_file(house: House) -> None:
+    links = house.begin("delay=10s")
+    house.post(0, "ab")
+    links.stop()
+    for file in house.folder.iterdir():
+        file.unlink()
+    assert links.status()["cloud->edge-1"]["under_way_bytes"] == 2 * SIZE
+
+
 # ── Relocations and deaths ───────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate, islice
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class Forwarder:
         self.done = spool.head()
         """The first position of the spool that has not arrived whole."""
         self._through = 0  # bytes of that entry which have arrived
+        self._left: int | None = None  # bytes under way when it was stopped: its file may be gone since
         self._way: deque[_Piece] = deque()
         self._taken, self._line, self._random = self.done, Line(), Random(name)
         self._lock = threading.Lock()
@@ -84,6 +85,7 @@ class Forwarder:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._left = self.under_way
         self.spool.close()
 
     def append(self, sending: Sending) -> int | None:
@@ -98,13 +100,17 @@ class Forwarder:
         return position
 
     def cut(self, is_cut: bool) -> None:
-        """Cut the link, or mend it. What is on it then is sent again."""
-        self.is_cut = is_cut
+        """Cut the link, or mend it. What is on it then is sent again; once cut, nothing more arrives."""
+        with self._lock:
+            self.is_cut = is_cut
+            self._recall()
         self._wake.set()
 
     @property
     def under_way(self) -> int:
         """Bytes that have been taken over and not delivered."""
+        if self._left is not None:
+            return self._left
         with self._lock:
             return self.spool.backlog(self.done) - self._through
 
@@ -123,15 +129,13 @@ class Forwarder:
         """Do all that is due now; return when there will be more, None if not before something changes."""
         with self._lock:
             if self.is_cut:
-                self._recall()
                 return None
             free_us = self._send(now_us)
             while self._way and self._way[0].due_us <= now_us:
                 self._deliver(self._way[0])
                 self._way.popleft()
-            if free_us is None:
-                return self._way[0].due_us if self._way else None
-            return min([free_us, *(piece.due_us for piece in islice(self._way, 1))])
+            due_us = self._way[0].due_us if self._way else None
+            return min((moment for moment in (free_us, due_us) if moment is not None), default=None)
 
     def _send(self, now_us: int) -> int | None:
         """Put onto the link what it has room for; return when to come again, None if the spool is empty."""
