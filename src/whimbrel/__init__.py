@@ -8,6 +8,7 @@ from __future__ import annotations
 from whimbrel.app import App, run
 from whimbrel.control.handle import Handle
 from whimbrel.core.errors import Refused, Retry, Stop, UnknownName, WhimbrelError
+from whimbrel.core.link import Link
 from whimbrel.core.operator import Context, Operator, State
 from whimbrel.pipeline import Csv, Items, JsonLines, Parquet, Pipeline
 
@@ -18,6 +19,7 @@ __all__ = [
     "Handle",
     "Items",
     "JsonLines",
+    "Link",
     "Operator",
     "Parquet",
     "Pipeline",

@@ -29,6 +29,7 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
+from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.fluid import PLANS
 from whimbrel.core.record import Result
@@ -40,6 +41,7 @@ from whimbrel.outlet.outlet import Watch
 from whimbrel.outlet.sinks import StageSink
 from whimbrel.pipeline import Pipeline
 from whimbrel.runtime import StageRuntime, told
+from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
@@ -70,6 +72,7 @@ class App:
         max_backlog: int,
         watch: Watch,
         spark: Any,
+        links: Given = IDEAL,
     ) -> None:
         self.pipeline, self.data, self.keep, self.trigger = pipeline, data, keep, trigger
         self._max_backlog, self._temporary = max_backlog, temporary
@@ -88,6 +91,7 @@ class App:
         self.spark = spark if spark is not None else session(pipeline.name)
         self._owns_spark = spark is None
         self.sites = {name: Site(name, data / "sites" / name, self._make_query) for name in sites}
+        self.links = Links(sites, links, data / "logs", self._site_of, self._inbox_of)
         self.orchestrator = Orchestrator(self.journal, self.sites, self.clock_us)
         self.stages: dict[str, StageRuntime] = {}
         sinks = pipeline.make_sinks()
@@ -121,6 +125,7 @@ class App:
 
     def _start(self) -> None:
         self.orchestrator.recover()
+        self.links.start()
         for runtime in self.stages.values():
             runtime.outlet.recover(self.journal.load(f"outlet/{runtime.stage.name}"))
             runtime.outlet.start()
@@ -171,6 +176,7 @@ class App:
         for site in self.sites.values():
             for instance in list(site.queries):
                 yield partial(site.stop, instance)
+        yield self.links.stop
         for runtime in self.stages.values():
             yield runtime.outlet.stop
         for log in self._logs.values():
@@ -207,7 +213,7 @@ class App:
         at: str | None = None,
         protocol: str = "live",
         deadline: float = DEADLINE,
-        budget: int = 8 << 20,
+        budget: int | None = None,
         **options: Any,
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
@@ -215,10 +221,11 @@ class App:
         Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
         what lies at that site. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
         tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
-        migration has some of the keys.
+        migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
+        not given, no more than the link carries.
         """
-        runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
-        options = _read_plan(options) | {"budget": budget}
+        runtime = self._stage_for(stage, (to, at), protocol, deadline)
+        options = _read_plan(options) | {"budget": runtime.budget(to, at) if budget is None else budget}
         selection = runtime.select(keys, bins, share, to, at)
         with runtime.instances.staying(to, runtime.counts()) as there:
             wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
@@ -233,7 +240,7 @@ class App:
         at: str,
         protocol: str = "live",
         deadline: float = DEADLINE,
-        budget: int = 8 << 20,
+        budget: int | None = None,
         **options: Any,
     ) -> Handle:
         """Let so many instances of a stage share the keys that lie at a site, while it runs.
@@ -242,8 +249,8 @@ class App:
         fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
         moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
         """
-        runtime = self._stage_for(stage, (at,), protocol, deadline, budget)
-        options = _read_plan(options) | {"budget": budget}
+        runtime = self._stage_for(stage, (at,), protocol, deadline)
+        options = _read_plan(options) | {"budget": runtime.budget(at, at) if budget is None else budget}
         if instances < 1:
             raise Refused(
                 f"the keys at {at} need an instance there, so {instances} are too few; "
@@ -265,9 +272,7 @@ class App:
             ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, **options)
         return Handle(self.orchestrator, stage, ids)
 
-    def _stage_for(
-        self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int
-    ) -> StageRuntime:
+    def _stage_for(self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float) -> StageRuntime:
         """The stage of an order, if the order makes sense."""
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
@@ -275,12 +280,20 @@ class App:
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
         protocol_named(protocol)
-        if budget < 1 or deadline <= 0:
-            raise Refused(f"a budget is at least 1 byte, a deadline some seconds: not {budget} and {deadline}")
+        if deadline <= 0:
+            raise Refused(f"a deadline lies some seconds ahead, not {deadline}")
         return self.stages[stage]
 
+    def cut(self, site: str, other: str) -> None:
+        """Cut the link between two sites, in both directions: nothing is delivered until it is mended, nothing lost."""
+        self.links.cut(site, other)
+
+    def mend(self, site: str, other: str) -> None:
+        """Mend the link between two sites: what could not be delivered goes on."""
+        self.links.cut(site, other, is_cut=False)
+
     def status(self) -> dict[str, Any]:
-        """How things are, as plain data: records, stages with their instances, migrations, dead letters."""
+        """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
         return {
             "pipeline": self.pipeline.name,
             "records": {
@@ -292,7 +305,8 @@ class App:
             "dead_letters": dict(self.dead.counts),
             "source": {"ended": self.feed.ended.is_set(), "error": told(self.feed.error)},
             "stages": {name: runtime.status() for name, runtime in self.stages.items()},
-            "error": told(self.orchestrator.error),
+            "links": self.links.status(),
+            "error": told(self.orchestrator.error or self.links.error),
         }
 
     def story(self, id: str) -> list[str]:
@@ -351,9 +365,18 @@ class App:
             shutil.rmtree(site.checkpoint(instance), ignore_errors=True)
 
     def _make_query(self, instance: str, checkpoint: Path) -> StageQuery:
+        return self._stage_of(instance).make_query(instance, checkpoint)
+
+    def _site_of(self, instance: str) -> str:
+        return self._stage_of(instance).coordinator.sites[instance]
+
+    def _inbox_of(self, instance: str) -> EmbeddedLog:
+        return self._stage_of(instance).inboxes[instance]
+
+    def _stage_of(self, instance: str) -> StageRuntime:
         for runtime in self.stages.values():
             if instance in runtime.inboxes:
-                return runtime.make_query(instance, checkpoint)
+                return runtime
         raise UnknownName("instance", instance, [])
 
     def _is_full(self) -> bool:
@@ -365,12 +388,16 @@ class App:
             for runtime in self.stages.values()
             for migration in list(runtime.coordinator.migrations.values())
         )
-        # In the order of a record's way: what a stage hands on, the next one, asked later, has got.
-        return not moving and all(self.stages[stage.name].is_drained for stage in self.pipeline.stages)
+        # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
+        return (
+            not moving
+            and self.links.is_idle
+            and all(self.stages[stage.name].is_drained for stage in self.pipeline.stages)
+        )
 
     def _raise_errors(self) -> None:
-        errors = [self.feed.error, self.orchestrator.error, *(r.outlet.error for r in self.stages.values())]
-        for error in filter(None, errors):
+        errors = [self.feed.error, self.orchestrator.error, self.links.error]
+        for error in filter(None, [*errors, *(r.outlet.error for r in self.stages.values())]):
             raise error
 
     def _save_all(self) -> None:
@@ -404,17 +431,20 @@ def run(
     max_backlog: int = 200_000,
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,
+    links: Given = IDEAL,
 ) -> App:
     """Run a pipeline on this machine. All keys begin at the first site.
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
     a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
+    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
         raise Refused("sites need names of their own, and at least one is needed")
+    links_of(sites, links)
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:
         app = App(
@@ -427,6 +457,7 @@ def run(
             max_backlog=max_backlog,
             watch=watch,
             spark=spark,
+            links=links,
         )
     except BaseException:
         if data is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ from whimbrel.spark.query import InstanceSpec, StageQuery
 
 if TYPE_CHECKING:
     from whimbrel.app import App
+
+
+BUDGET, LEAST_BUDGET = 8 << 20, 16 << 10
+"""Bytes of state that each part ships in a batch at most, unless told; and how many on the slowest link."""
 
 
 class StageRuntime:
@@ -51,7 +56,7 @@ class StageRuntime:
         self.coordinator = Coordinator(stage.name, RouteTable(first), sites, frozenset({name}))
         save = lambda blob: app.journal.save(f"outlet/{stage.name}", blob)  # noqa: E731
         self.outlet = Outlet(stage.name, self.outboxes, sinks, self._hear, save, app.clock_us, watch)
-        self.control = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
+        self.control = StageControl(self.coordinator, [self.gateway], app.links.inbox)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
@@ -71,7 +76,7 @@ class StageRuntime:
             spec,
             inbox=self.app.log_path(f"inbox-{instance}"),
             outbox=self.outboxes[instance],
-            inbox_of=self.inboxes.__getitem__,
+            inbox_of=partial(self.app.links.inbox, instance),
             checkpoint=checkpoint,
             appended=self.outlet.wake,
         )
@@ -188,6 +193,19 @@ class StageRuntime:
         """By instance: how many of the known keys it has."""
         owners = self.coordinator.table.owners
         return Counter(owners[key] for key in list(self.gateway.keys))
+
+    def budget(self, to: str, at: str | None) -> int:
+        """How many bytes each part may ship in a batch, so that no queue builds up in a slow link.
+
+        What a source has not shipped yet it still serves, and may ship in another order.
+        """
+        fitting = [BUDGET]
+        for instance, site in list(self.coordinator.sites.items()):
+            query = self.app.sites[site].queries.get(instance)
+            if query is not None and at in (None, site):
+                carried = self.app.links.link(site, to).bytes_in(round(query.period_ms * 1000))
+                fitting += [] if carried is None else [carried // self.stage.groups]
+        return max(min(fitting), LEAST_BUDGET)
 
     def status(self) -> dict[str, Any]:
         """How the stage is, as plain data."""

@@ -1,8 +1,9 @@
-"""The end of an application, when something of it cannot be ended: the rest is let go all the same. No Spark needed."""
+"""An application without Spark: its end, when something cannot be ended; what it makes of its links."""
 
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ class Gone:
     """What a query, and a session, are when their JVM has died: every question raises."""
 
     progress: tuple[float, ...] = ()
+    period_ms = 500.0
 
     def stop(self) -> None:
         raise ConnectionRefusedError("no JVM")
 
 
-def make(data: Path, *, temporary: bool) -> App:
+def make(data: Path, *, temporary: bool, sites: Sequence[str] = ("cloud",), **more: Any) -> App:
     pipeline = wb.Pipeline("p", source=[{"k": "a"}], key="k").stage("count", Count())
     gone: Any = Gone()
-    options: dict[str, Any] = {"keep": False, "trigger": "0 seconds", "max_backlog": 10, "watch": print}
-    app = App(pipeline, ["cloud"], data, temporary=temporary, spark=gone, **options)
+    options: dict[str, Any] = {"keep": False, "trigger": "0 seconds", "max_backlog": 10, "watch": print, **more}
+    app = App(pipeline, sites, data, temporary=temporary, spark=gone, **options)
     app.sites["cloud"].queries["count-1"] = gone
     return app
 
@@ -52,3 +54,30 @@ def test_one_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
         first.stop()
     with pytest.raises(ConnectionRefusedError):
         make(tmp_path, temporary=False).stop()
+
+
+@pytest.mark.parametrize(
+    ("links", "budget"),
+    [
+        ("ideal", 8 << 20),
+        ("delay=1s", 8 << 20),
+        ("rate=8mbit", 125_000),  # a megabyte a second, for half a second, for four groups
+        ("rate=10gbit", 8 << 20),
+        ("rate=8kbit", 16 << 10),
+        ({("edge-2", "cloud"): "rate=8mbit"}, 8 << 20),
+        ({("edge-1", "cloud"): "rate=8mbit"}, 125_000),
+    ],
+)
+def test_a_budget_fits_the_link_between_the_source_and_the_destination(tmp_path: Path, links: Any, budget: int) -> None:
+    app = make(tmp_path, temporary=False, sites=["cloud", "edge-1", "edge-2"], links=links)
+    assert app.first.budget("edge-1", None) == budget
+    assert app.first.budget("edge-1", "edge-2") == 8 << 20  # nothing runs there
+    with pytest.raises(ConnectionRefusedError):
+        app.stop()
+
+
+def test_links_that_make_no_sense_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    pipeline = wb.Pipeline("p", source=[{"k": "a"}], key="k").stage("count", Count())
+    with pytest.raises(wb.UnknownName, match="there is: cloud, edge-1"):
+        wb.run(pipeline, data=tmp_path / "data", links={("cloud", "moon"): "delay=1ms"})
+    assert list(tmp_path.iterdir()) == []

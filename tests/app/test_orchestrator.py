@@ -56,7 +56,8 @@ class House:
         places = {"s-1": "cloud", "s-2": "edge"}
         self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))
         self.orchestrator = Orchestrator(self.journal, {}, self.clock)
-        self.orchestrator.stages["s"] = StageControl(self.coordinator, [self.gateway], self.inboxes.__getitem__)
+        control = StageControl(self.coordinator, [self.gateway], lambda _, name: self.inboxes[name])
+        self.orchestrator.stages["s"] = control
         self.orchestrator.recover()
         self.orchestrator.start()
 

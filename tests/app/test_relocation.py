@@ -70,7 +70,7 @@ class House:
         self.sites = {name: Site(name, self.folder / name, self.maker(name)) for name in ("cloud", "edge")}
         self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, frozenset({"gateway"}))
         self.orchestrator = Orchestrator(self.journal, self.sites, lambda: 1)
-        self.orchestrator.stages["s"] = StageControl(self.coordinator, [], {"s-1": MemoryLog()}.__getitem__)
+        self.orchestrator.stages["s"] = StageControl(self.coordinator, [], lambda *_: MemoryLog())
         self.orchestrator.recover()
         if running:
             self.sites["cloud"].start("s-1", wait=False)

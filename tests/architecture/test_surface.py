@@ -9,6 +9,7 @@ SURFACE = [
     "Handle",
     "Items",
     "JsonLines",
+    "Link",
     "Operator",
     "Parquet",
     "Pipeline",

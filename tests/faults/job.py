@@ -23,6 +23,8 @@ RATE = 400
 BALLAST = 40_000
 BUDGET = 50_000
 """A part ships its keys in several batches, so that there is something to kill."""
+LINKS = "delay=100ms,jitter=20ms,rate=4mbit,loss=1%"
+"""And each batch is under way for a while, so that something dies on the link."""
 
 
 def say(*words: object) -> None:
@@ -51,7 +53,7 @@ def job(out: Path, count: int) -> wb.Pipeline:
 def main(data: str, out: str, count: str, protocol: str = "", to: str = "") -> None:
     """One life."""
     tell_phases()
-    with wb.run(job(Path(out), int(count)), data=data, keep=True) as app:
+    with wb.run(job(Path(out), int(count)), data=data, keep=True, links=LINKS) as app:
         known = list(app.status()["stages"]["chain"]["migrations"])
         app.orchestrator.wait("chain", known, 60)
         if protocol:

@@ -28,7 +28,7 @@ FOR_EVER = 10**9
 
 KILLS = [
     # What is ordered, in which phase of it everything dies, and how many seconds later at most.
-    ("live", "copying", 0.0),
+    ("live", "copying", 1.0),
     ("live", "cutting", 0.0),
     ("pause", "holding", 0.5),
     ("pause", "releasing", 0.0),

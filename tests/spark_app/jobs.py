@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from pyspark.sql import SparkSession
+
 import whimbrel as wb
+from tests.app.waiting import until
 from whimbrel.core.operator import Emit
+from whimbrel.log import EmbeddedLog
 
 SCHEMA = "key string, n long"
 
@@ -88,3 +95,64 @@ def compare(expected: dict[str, list[dict[str, Any]]], results: Iterable[dict[st
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a JSON lines sink."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# ── A job without an end ─────────────────────────────────────────────────────────────────────────────────────────────
+
+KEYS, RATE = 12, 300
+
+
+@dataclass
+class Job:
+    """A running application whose source goes on until it is told to end."""
+
+    app: wb.App
+    out: Path
+    data: Path
+    ending: list[bool] = field(default_factory=list)
+
+    @property
+    def sent(self) -> int:
+        """How many records have come in."""
+        return EmbeddedLog(self.data / "logs" / "ingress-chain.db").counter("source") + 1
+
+    def unchanged(self) -> dict[str, Any]:
+        """What a refused order must leave as it is; how far the records are is none of it."""
+        stage = copy.deepcopy(self.app.status()["stages"]["chain"])
+        for instance in stage["instances"].values():
+            del instance["batch_ms"], instance["keys"]
+        return {**stage, "owners": self.app.stages["chain"].coordinator.table.owners.dump()}
+
+    def settle(self) -> None:
+        """Until the destination of an aborted move has cleaned up: before that its keys cannot be moved there again."""
+        coordinator = self.app.stages["chain"].coordinator
+        until(lambda: not list(coordinator.unsettled()), "the destination has cleaned up behind the aborted move")
+
+    def finish(self) -> dict[str, int]:
+        """Let the source end, wait until everything is delivered, and count what is not as it must be."""
+        self.ending.append(True)
+        self.app.wait(120)
+        return compare(sequential(rows(self.sent)()), read(self.out))
+
+
+@contextmanager
+def running(folder: Path, spark: SparkSession, ballast: int = 20_000, **options: Any) -> Iterator[Job]:
+    """Such an application, at two sites; all its keys have come."""
+    ending: list[bool] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        for row in rows(10**9)():
+            if ending:
+                return
+            yield row
+
+    out, data = folder / "out.jsonl", folder / "data"
+    pipeline = wb.Pipeline("orders", source=wb.Items(source, schema=SCHEMA, rate=RATE), key="key")
+    pipeline.stage("chain", Chain(ballast)).sink(wb.JsonLines(out))
+    app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=True, spark=spark, **options)
+    try:
+        until(lambda: len(app.stages["chain"].gateway.keys) == KEYS, "all keys have come")
+        yield Job(app, out, data, ending)
+    finally:
+        ending.append(True)
+        app.stop()

@@ -24,7 +24,7 @@ from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
-from whimbrel.log.contract import Lane, Log
+from whimbrel.log.contract import Appendable, Lane
 from whimbrel.site.site import Site
 
 PERIOD = 0.2
@@ -41,7 +41,8 @@ class StageControl:
 
     coordinator: Coordinator
     gateways: list[Gateway]
-    inbox_of: Callable[[str], Log]
+    inbox_of: Callable[[str, str], Appendable]
+    """The way that posts of one instance go to another one's inbox."""
     failures: dict[str, list[float]] = field(default_factory=dict)
     """By instance: when its query has died, lately."""
 
@@ -211,11 +212,11 @@ class Orchestrator:
                     gateway.command(command)
             case machine.Announce(kind, move, instance):
                 blob = codec.encode_posts([(kind, EVERY_BIN, wire.pack(move))])
-                inbox = control.inbox_of(instance)
+                inbox = control.inbox_of(instance, instance)
                 inbox.append(blob, count=1, writer=f"coordinator/{id}/{kind.name}", counter=0, lane=Lane.CONTROL)
             case machine.Forget(move) if move.destination in control.coordinator.sites:  # or it has been scaled away
                 blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
-                inbox = control.inbox_of(move.destination)
+                inbox = control.inbox_of(move.source, move.destination)  # behind all parcels that are under way
                 inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)
             case machine.StopInstance(instance):
                 self.sites[migration.from_site].stop(instance)

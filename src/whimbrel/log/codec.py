@@ -74,6 +74,13 @@ def encode_posts(posts: Iterable[tuple[int, int, bytes]]) -> bytes:
     return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in posts], _CONTROL)
 
 
+def posts(blob: bytes) -> list[tuple[int, int, bytes]]:
+    """The messages that `encode_posts` made a blob of."""
+    batch = decode(blob)
+    columns = [batch.column(name).to_pylist() for name in ("_kind", "_bin", "_body")]
+    return list(zip(*columns, strict=True))
+
+
 def decode(blob: bytes) -> pa.RecordBatch:
     """The record batch of a blob. Raises `Corrupt` or `NewerFormat`, never anything else."""
     try:

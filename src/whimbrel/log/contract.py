@@ -46,14 +46,18 @@ class Entry(NamedTuple):
     blob: bytes
 
 
-class Log(Protocol):
-    """One log. Safe to use from several threads; several processes may open the same one."""
+class Appendable(Protocol):
+    """A log as its writers see it, or the way to one."""
 
     def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
         """Append one entry of `count` records; return its position, or None if this counter was appended before.
 
         If it raises `Unavailable`, the entry may still turn up: repeat the append, and take None for success.
         """
+
+
+class Log(Appendable, Protocol):
+    """One log. Safe to use from several threads; several processes may open the same one."""
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
         """The entries with start <= position < end, in order; `end` None means up to the tail; beyond it is nothing.

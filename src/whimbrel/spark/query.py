@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
@@ -29,7 +30,7 @@ from whimbrel.core.errors import Conflict, Refused, Unavailable
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind
-from whimbrel.log import Lane, Log
+from whimbrel.log import Appendable, Lane, Log
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.events import OWN_NAMES
@@ -63,7 +64,7 @@ class InstanceSpec:
 
 
 class StageQuery:
-    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the logs its posts go to."""
+    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its posts go to."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class StageQuery:
         *,
         inbox: str | Path,
         outbox: Log,
-        inbox_of: Callable[[str], Log],
+        inbox_of: Callable[[str], Appendable],
         checkpoint: str | Path,
         appended: Callable[[], None] = lambda: None,
     ) -> None:
@@ -180,6 +181,12 @@ class StageQuery:
     def batch_ms(self) -> float:
         """The median of the recent micro-batches, 0 before the first."""
         return median(self.progress or [0.0])
+
+    @property
+    def period_ms(self) -> float:
+        """How long from one micro-batch to the next, about: as long as one takes, or as the trigger says."""
+        trigger = pd.Timedelta(self.spec.trigger.removeprefix("interval"))
+        return max(self.batch_ms, trigger.total_seconds() * 1000)
 
     # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
 from whimbrel.core.record import Outgoing
-from whimbrel.log import Entry, Lane, Log
+from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.processor import OUTGOING
 
@@ -32,7 +32,7 @@ class Sink:
         self,
         writer: Callable[[], str],
         outbox: Log,
-        inbox_of: Callable[[str], Log],
+        inbox_of: Callable[[str], Appendable],
         appended: Callable[[], None] = lambda: None,
     ) -> None:
         self._writer, self._outbox, self._inbox_of, self._appended = writer, outbox, inbox_of, appended

@@ -1,0 +1,191 @@
+"""The links between sites: which way posts go, what they cost, and which links are cut.
+
+    same site, or an ideal link     directly into the inbox
+    any other link, or a cut one    through the spool of a forwarder, one for each direction
+
+Posts of one instance to another never overtake each other: as long as some are in a spool, those behind them go
+through the same spool, though one of the two may run at another site by now, or the link be mended.
+The gateway has no site: what it writes takes no link.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.link import Link
+from whimbrel.log import EmbeddedLog, Lane, Log
+from whimbrel.log.codec import posts
+from whimbrel.site.forwarder import Forwarder, Sending, number, size_of
+
+Pair = tuple[str, str]
+"""From one site to another."""
+Given = Mapping[Pair, Link | str] | Link | str
+"""How a user says what the links are: one for all, or by pairs of sites."""
+
+
+def links_of(sites: Sequence[str], given: Given) -> dict[Pair, Link]:
+    """The link of each two sites, in both directions; ideal where none is given. Raises if that makes no sense."""
+    pairs = list(permutations(sites, 2))
+    if len({_name(pair) for pair in pairs}) < len(pairs):
+        raise Refused(f"the sites {', '.join(sites)} have names that cannot be told apart when joined by a dash")
+    if isinstance(given, (Link, str)):
+        return dict.fromkeys(pairs, _link(given))
+    links: dict[Pair, Link] = {}
+    for pair, link in given.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise Refused(f"a link lies between two sites: give pairs like ('cloud', 'edge-1'), not {pair!r}")
+        _check(sites, *pair)
+        if pair in links:
+            raise Refused(f"the link between {pair[0]} and {pair[1]} is given twice; it is the same in both directions")
+        links[pair] = links[pair[::-1]] = _link(link)
+    return {pair: links.get(pair, Link()) for pair in pairs}
+
+
+def _name(pair: Pair) -> str:
+    return "-".join(pair)
+
+
+def _link(given: Link | str) -> Link:
+    return given if isinstance(given, Link) else Link.parse(given)
+
+
+def _check(sites: Sequence[str], one: str, other: str) -> None:
+    for site in (one, other):
+        if site not in sites:
+            raise UnknownName("site", site, list(sites))
+    if one == other:
+        raise Refused(f"a link lies between two sites, not between {one} and itself")
+
+
+class Links:
+    """All links of an application."""
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        given: Given,
+        folder: Path,
+        site_of: Callable[[str], str],
+        inbox_of: Callable[[str], Log],
+    ) -> None:
+        self._sites, self._links, self._folder = sites, links_of(sites, given), folder
+        self._site_of, self._inbox_of = site_of, inbox_of
+        self._forwarders: dict[Pair, Forwarder] = {}
+        self._direct: Counter[Pair] = Counter()
+        self._last: dict[Pair, tuple[Forwarder, float]] = {}
+        """By source and destination instance: the spool their posts went to last, and where in it they end."""
+        self._lock = threading.Lock()
+        self._running = False
+        for pair, link in self._links.items():
+            if not link.is_ideal or self._spool(pair).exists():
+                self._forwarder(pair)
+
+    def start(self) -> None:
+        """Begin to deliver, first of all what an earlier run left."""
+        self._running = True
+        for forwarder in self._forwarders.values():
+            forwarder.start()
+
+    def stop(self) -> None:
+        """Stop; what is under way goes on at the next start."""
+        for forwarder in self._forwarders.values():
+            forwarder.stop()
+
+    def link(self, origin: str, target: str) -> Link:
+        """The link between two places, which may be the same."""
+        return self._links.get((origin, target), Link())
+
+    # ── The way of posts ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def inbox(self, source: str, destination: str) -> LinkedInbox:
+        """The control lane of an instance's inbox, as another instance writes to it."""
+        return LinkedInbox(self, source, destination)
+
+    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
+        """Append posts of an instance to another one's inbox, now or when the link has let them through."""
+        pair = (self._site_of(source), self._site_of(destination))
+        forwarder = self._way(source, destination, pair)
+        if forwarder is None:
+            inbox = self._inbox_of(destination)
+            at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
+            if at is not None and pair[0] != pair[1]:
+                with self._lock:
+                    self._direct[pair] += size_of(posts(blob))
+            return at
+        # An append that raises may have happened all the same.
+        self._last[source, destination] = forwarder, math.inf
+        at = forwarder.append(Sending(source, destination, writer, counter, blob))
+        self._last[source, destination] = forwarder, forwarder.spool.tail()
+        return at
+
+    def _way(self, source: str, destination: str, pair: Pair) -> Forwarder | None:
+        last, end = self._last.get((source, destination), (None, 0))
+        if last is not None and last.done < end:
+            return last
+        forwarder = self._forwarders.get(pair)
+        return forwarder if forwarder and (forwarder.is_cut or not forwarder.link.is_ideal) else None
+
+    def _forwarder(self, pair: Pair) -> Forwarder:
+        if pair not in self._forwarders:
+            forwarder = Forwarder(_name(pair), self._links[pair], EmbeddedLog(self._spool(pair)), self._inbox_of)
+            for position, sending in forwarder.sendings():
+                self._last[sending.source, sending.destination] = forwarder, position + 1
+            self._forwarders[pair] = forwarder
+            if self._running:
+                forwarder.start()
+        return self._forwarders[pair]
+
+    def _spool(self, pair: Pair) -> Path:
+        return self._folder / f"link-{_name(pair)}.db"
+
+    # ── Cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cut(self, one: str, other: str, *, is_cut: bool = True) -> None:
+        """Let nothing through between two sites, in either direction, until the link is mended (`is_cut=False`)."""
+        _check(self._sites, one, other)
+        for pair in ((one, other), (other, one)):
+            if is_cut or pair in self._forwarders:
+                self._forwarder(pair).cut(is_cut)
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return all(forwarder.is_idle for forwarder in list(self._forwarders.values()))
+
+    @property
+    def error(self) -> Exception | None:
+        """Why a link has stopped working for good."""
+        return next((one.error for one in list(self._forwarders.values()) if one.error), None)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """How the links are, as plain data: each direction that has carried something or has a link."""
+        found = {}
+        for pair, link in self._links.items():
+            forwarder, direct = self._forwarders.get(pair), self._direct[pair]
+            if forwarder or direct:
+                found["->".join(pair)] = {
+                    "link": str(link),
+                    "cut": forwarder is not None and forwarder.is_cut,
+                    "sent_bytes": direct + (forwarder.sent if forwarder else 0),
+                    "under_way_bytes": forwarder.under_way if forwarder else 0,
+                }
+        return found
+
+
+class LinkedInbox:
+    """An inbox at the far end of a link, if there is one between: for posts, so its only lane is the control lane."""
+
+    def __init__(self, links: Links, source: str, destination: str) -> None:
+        self._links, self._source, self._destination = links, source, destination
+
+    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL) -> int | None:
+        return self._links.post(self._source, self._destination, blob, count, writer, counter)

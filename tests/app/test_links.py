@@ -1,0 +1,224 @@
+"""The links between sites: which way posts go, what is counted, and that nothing overtakes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_forwarder import read, sending
+from tests.app.waiting import until
+from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.link import IDEAL, Link
+from whimbrel.log import Lane, MemoryLog
+from whimbrel.site.links import Given, Links, links_of
+
+SITES = ["cloud", "edge-1", "edge-2"]
+SIZE = 1000
+
+
+class House:
+    """Inboxes, which last, and the links of the moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.places = {"s-1": "cloud", "s-2": "edge-1", "s-3": "edge-2"}
+        self.inboxes = {name: MemoryLog() for name in self.places}
+        self.links: Links | None = None
+
+    def begin(self, given: Given = IDEAL, *, running: bool = True) -> Links:
+        """The links of a new run."""
+        self.end()
+        self.links = Links(SITES, given, self.folder, self.places.__getitem__, self.inboxes.__getitem__)
+        if running:
+            self.links.start()
+        return self.links
+
+    def end(self) -> None:
+        if self.links is not None:
+            self.links.stop()
+
+    def post(self, counter: int, texts: str, source: str = "s-1", to: str = "s-2") -> int | None:
+        """As a sink does it."""
+        assert self.links is not None
+        blob, writer = sending(0, texts, size=SIZE).posts, f"{source}@x"
+        inbox = self.links.inbox(source, to)
+        return inbox.append(blob, count=len(texts), writer=writer, counter=counter, lane=Lane.CONTROL)
+
+    def arrived(self, name: str = "s-2") -> str:
+        return "".join(read(self.inboxes[name]))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.end()
+
+
+# ── What a user says ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_link_for_all_pairs_or_each_its_own() -> None:
+    slow, fast = Link(delay_us=50_000), Link(rate=10**9)
+    assert set(links_of(SITES, "delay=50ms").values()) == {slow}
+    assert set(links_of(SITES, slow)) == {(a, b) for a in SITES for b in SITES if a != b}
+    some = links_of(SITES, {("edge-1", "cloud"): "delay=50ms", ("cloud", "edge-2"): fast})
+    assert some["cloud", "edge-1"] == some["edge-1", "cloud"] == slow
+    assert some["edge-2", "cloud"] == fast
+    assert some["edge-1", "edge-2"] == Link()
+    assert links_of(["cloud"], "delay=50ms") == {}
+
+
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "site": ({("cloud", "moon"): "delay=1ms"}, UnknownName, "there is: cloud, edge-1, edge-2"),
+    "itself": ({("cloud", "cloud"): "delay=1ms"}, Refused, "between cloud and itself"),
+    "twice": ({("cloud", "edge-1"): "ideal", ("edge-1", "cloud"): "delay=1ms"}, Refused, "given twice"),
+    "no pair": ({"cloud": "delay=1ms"}, Refused, "give pairs like"),
+    "three": ({("cloud", "edge-1", "edge-2"): "delay=1ms"}, Refused, "give pairs like"),
+    "text": ({("cloud", "edge-1"): "delay=1"}, Refused, "a number with s or ms"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_links_that_make_no_sense_are_refused(name: str) -> None:
+    given, error, told = BAD[name]
+    with pytest.raises(error) as raised:
+        links_of(SITES, given)
+    assert told in str(raised.value)
+
+
+def test_sites_whose_spools_would_have_one_name_are_refused() -> None:
+    with pytest.raises(Refused, match="cannot be told apart"):
+        links_of(["a", "b-c", "a-b", "c"], IDEAL)
+
+
+# ── Ways ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_over_an_ideal_link_posts_go_directly_and_are_counted(house: House) -> None:
+    links = house.begin()
+    assert links.status() == {}
+    assert house.post(0, "ab") == 0
+    assert house.post(0, "ab") is None
+    assert house.arrived() == "ab"
+    expected = {"link": "ideal", "cut": False, "sent_bytes": 2 * SIZE, "under_way_bytes": 0}
+    assert links.status() == {"cloud->edge-1": expected}
+    assert list(house.folder.iterdir()) == []
+
+
+def test_at_one_site_posts_take_no_link_at_all(house: House) -> None:
+    links = house.begin("delay=10s")
+    house.places["s-2"] = "cloud"
+    house.post(0, "ab")
+    house.post(1, "cd", to="s-1")
+    assert (house.arrived(), house.arrived("s-1")) == ("ab", "cd")
+    assert {pair["sent_bytes"] + pair["under_way_bytes"] for pair in links.status().values()} == {0}
+    assert len(links.status()) == 6
+
+
+def test_over_any_other_link_they_arrive_in_their_order_and_time(house: House) -> None:
+    links = house.begin({("cloud", "edge-1"): "delay=20ms,rate=2mbit"})
+    for counter, text in enumerate(["abc", "de", "f"]):
+        house.post(counter, text)
+        house.post(counter, text, to="s-3")
+    assert house.arrived("s-3") == "abcdef"
+    assert not links.is_idle
+    until(lambda: links.is_idle, "everything has arrived")
+    assert house.arrived() == "abcdef"
+    status = links.status()
+    assert status["cloud->edge-1"]["link"] == "delay=20ms,rate=2mbit"
+    assert {pair: told["sent_bytes"] for pair, told in status.items()} == {
+        "cloud->edge-1": 6 * SIZE,
+        "edge-1->cloud": 0,
+        "cloud->edge-2": 6 * SIZE,
+    }
+
+
+# ── Cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("link", [IDEAL, "delay=1ms", "rate=10mbit"])
+def test_a_cut_link_holds_everything_until_it_is_mended(house: House, link: str) -> None:
+    links = house.begin(link)
+    house.post(0, "ab")
+    until(lambda: links.is_idle, "everything has arrived")
+    links.cut("edge-1", "cloud")
+    house.post(1, "cd")
+    house.post(0, "xy", source="s-2", to="s-1")
+    house.post(0, "k", to="s-3")
+    until(lambda: house.arrived("s-3") == "k", "other links are not cut")
+    assert (house.arrived(), house.arrived("s-1")) == ("ab", "")
+    status = links.status()
+    assert [status[pair]["cut"] for pair in ("cloud->edge-1", "edge-1->cloud")] == [True, True]
+    assert status["cloud->edge-1"]["under_way_bytes"] == 2 * SIZE
+    assert not links.is_idle
+    links.cut("cloud", "edge-1", is_cut=False)
+    house.post(2, "ef")
+    until(lambda: links.is_idle, "everything has arrived")
+    assert (house.arrived(), house.arrived("s-1")) == ("abcdef", "xy")
+    assert links.status()["cloud->edge-1"]["sent_bytes"] == 6 * SIZE
+
+
+def test_a_link_that_is_not_there_can_be_neither_cut_nor_mended(house: House) -> None:
+    links = house.begin()
+    with pytest.raises(UnknownName, match="there is: cloud, edge-1, edge-2"):
+        links.cut("cloud", "moon")
+    with pytest.raises(UnknownName):
+        links.cut("moon", "cloud", is_cut=False)
+    with pytest.raises(Refused, match="itself"):
+        links.cut("cloud", "cloud")
+    links.cut("cloud", "edge-1", is_cut=False)  # mending what is whole
+    assert links.status() == {}
+
+
+def test_what_is_told_after_the_end_needs_no_file(house: House) -> None:
+    links = house.begin("delay=10s")
+    house.post(0, "ab")
+    links.stop()
+    for file in house.folder.iterdir():
+        file.unlink()
+    assert links.status()["cloud->edge-1"]["under_way_bytes"] == 2 * SIZE
+
+
+# ── Relocations and deaths ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("moved", [{"s-2": "cloud"}, {"s-2": "edge-2"}, {"s-1": "edge-1"}, {"s-1": "edge-2"}])
+@pytest.mark.parametrize("dies", [False, True], ids=["alive", "dies"])
+def test_posts_under_way_are_not_overtaken_when_an_instance_is_relocated(
+    house: House, moved: dict[str, str], dies: bool
+) -> None:
+    """The batch that was under way is repeated at the new place, and others follow."""
+    links = house.begin(running=not dies)
+    links.cut("cloud", "edge-1")
+    house.post(0, "ab")
+    house.post(1, "cd")
+    house.places |= moved
+    if dies:
+        links = house.begin(running=False)
+    house.post(1, "cd")
+    house.post(2, "ef")
+    if dies:
+        links.start()
+    links.cut("cloud", "edge-1", is_cut=False)
+    until(lambda: links.is_idle, "everything has arrived")
+    house.post(2, "ef")
+    house.post(3, "gh")
+    assert house.arrived() == "abcdefgh"
+
+
+@pytest.mark.parametrize("second", [IDEAL, "rate=5mbit"])
+def test_what_a_run_left_in_a_spool_is_delivered_by_the_next_whatever_its_links(house: House, second: str) -> None:
+    links = house.begin("delay=1ms,rate=1mbit", running=False)
+    house.post(0, "abcd")
+    assert links.status()["cloud->edge-1"]["under_way_bytes"] == 4 * SIZE
+    links = house.begin(second, running=False)
+    house.post(0, "abcd")
+    house.post(1, "ef")
+    links.start()
+    until(lambda: links.is_idle, "everything has arrived")
+    house.post(1, "ef")
+    assert house.arrived() == "abcdef"
