@@ -31,6 +31,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import protocol_named
+from whimbrel.core.protocols.auto import Limits
 from whimbrel.core.protocols.fluid import PLANS
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
@@ -224,13 +225,18 @@ class App:
         migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
         not given, no more than the link carries.
         """
-        runtime = self._stage_for(stage, (to, at), protocol, deadline)
-        options = _read_plan(options) | {"budget": runtime.budget(to, at) if budget is None else budget}
+        runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
         selection = runtime.select(keys, bins, share, to, at)
+        why: list[str] = []
+        if protocol == "auto":
+            standby, protocol, why = runtime.choose(selection, to, _limits(options))
+            if standby is not None:
+                return Handle(self.orchestrator, stage, [standby], why).take_over()
+        options = _read_plan(options) | {"budget": runtime.budget(to, at) if budget is None else budget}
         with runtime.instances.staying(to, runtime.counts()) as there:
             wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
-            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, **options)
-        return Handle(self.orchestrator, stage, ids)
+            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, why, **options)
+        return Handle(self.orchestrator, stage, ids, why)
 
     def scale(
         self,
@@ -249,15 +255,15 @@ class App:
         fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
         moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
         """
-        runtime = self._stage_for(stage, (at,), protocol, deadline)
+        runtime = self._stage_for(stage, (at,), protocol, deadline, budget)
         options = _read_plan(options) | {"budget": runtime.budget(at, at) if budget is None else budget}
         if instances < 1:
             raise Refused(
                 f"the keys at {at} need an instance there, so {instances} are too few; "
                 f"to empty the site, move them away: app.migrate({stage!r}, at={at!r}, to=...)"
             )
-        if protocol == "restart":
-            raise Refused("restart moves a whole instance to another site and shares no keys; use another protocol")
+        if protocol in ("restart", "auto"):
+            raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
         here, owners = runtime.instances.at(at), runtime.coordinator.table.owners
         for migration in list(runtime.coordinator.migrations.values()):
             if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
@@ -272,16 +278,21 @@ class App:
             ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, **options)
         return Handle(self.orchestrator, stage, ids)
 
-    def _stage_for(self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float) -> StageRuntime:
+    def _stage_for(
+        self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int | None
+    ) -> StageRuntime:
         """The stage of an order, if the order makes sense."""
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
         for site in filter(None, sites):
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
-        protocol_named(protocol)
-        if deadline <= 0:
-            raise Refused(f"a deadline lies some seconds ahead, not {deadline}")
+        if protocol != "auto":
+            protocol_named(protocol)
+        if deadline <= 0 or (budget is not None and budget < 1):
+            raise Refused(
+                f"a deadline lies some seconds ahead, a budget is at least a byte: not {deadline} and {budget}"
+            )
         return self.stages[stage]
 
     def cut(self, site: str, other: str) -> None:
@@ -407,6 +418,15 @@ class App:
                     runtime.save()
             except Exception as error:  # told by whoever waits
                 self.orchestrator.error = error
+
+
+def _limits(options: dict[str, Any]) -> Limits:
+    """What `auto` must not exceed, taken out of the options; the rest is for the protocol it chooses."""
+    known = {f"max_{name}": name for name in Limits.__struct_fields__}
+    given = {name: options.pop(name) for name in list(options) if name in known}
+    if options:
+        raise UnknownName("option of auto", next(iter(options)), list(known))
+    return Limits(**{known[name]: value for name, value in given.items()})
 
 
 def _read_plan(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.operator import uses_timers
+from whimbrel.core.protocols.auto import Limits, Situation, choose
 from whimbrel.core.record import Closed, Notice, Parked, Result
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
@@ -28,6 +30,9 @@ from whimbrel.spark.query import InstanceSpec, StageQuery
 if TYPE_CHECKING:
     from whimbrel.app import App
 
+
+SMOOTH = 4
+"""How many looks the rate of records is an average of, about."""
 
 BUDGET, LEAST_BUDGET = 8 << 20, 16 << 10
 """Bytes of state that each part ships in a batch at most, unless told; and how many on the slowest link."""
@@ -57,6 +62,7 @@ class StageRuntime:
         save = lambda blob: app.journal.save(f"outlet/{stage.name}", blob)  # noqa: E731
         self.outlet = Outlet(stage.name, self.outboxes, sinks, self._hear, save, app.clock_us, watch)
         self.control = StageControl(self.coordinator, [self.gateway], app.links.inbox)
+        self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
 
     def make_query(self, instance: str, checkpoint: Path) -> StageQuery:
@@ -102,6 +108,10 @@ class StageRuntime:
 
     def save(self) -> None:
         """A snapshot of the router, and a tick if the operator has timers."""
+        now, received = time.monotonic(), self.gateway.received
+        if now > self._looked[0]:
+            self._rate += ((received - self._looked[1]) / (now - self._looked[0]) - self._rate) / SMOOTH
+        self._looked = now, received
         if self._ticks is not None and not (self.app.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
@@ -194,6 +204,49 @@ class StageRuntime:
         owners = self.coordinator.table.owners
         return Counter(owners[key] for key in list(self.gateway.keys))
 
+    def choose(self, selection: Selection, to: str, limits: Limits) -> tuple[str | None, str, list[str]]:
+        """What `auto` takes to bring a selection to a site: a standby that is there, or else a protocol; and why."""
+        owners, sites, counts = self.coordinator.table.owners, dict(self.coordinator.sites), self.counts()
+        sources = [name for name in sorted({*owners.values(selection)}) if sites[name] != to]
+        if not sources:
+            return None, "live", []
+        parts = {name: owners.select(name, selection) for name in sources}
+        moving = {name: sum(1 for key in list(self.gateway.keys) if key in part) for name, part in parts.items()}
+        there = self.instances.at(to)
+        pairs = [(parts[name], other) for name in sources for other in there]
+        standbys = [found for pair in pairs if (found := self.coordinator.standby(*pair)) is not None]
+        queries = [self.app.sites[sites[name]].queries.get(name) for name in sources]
+        running = [query for query in queries if query is not None and query.is_active]
+        total = max(sum(counts.values()), 1)
+        period = max([query.period_ms for query in running], default=1000.0)
+        site = sites[max(sources, key=moving.__getitem__)]
+        seen = Situation(
+            keys=sum(moving.values()),
+            state_bytes=sum(self.state_bytes(name) * moving[name] // max(counts[name], 1) for name in sources),
+            rate=self._rate * sum(moving.values()) / total,
+            record_bytes=self.gateway.received_bytes // max(self.gateway.received, 1),
+            backlog=max([query.backlog for query in running], default=0),
+            capacity=max([query.spec.max_records * 1000 / query.period_ms for query in running], default=1.0),
+            batch_ms=period,
+            link=self.app.links.link(site, to),
+            is_cut=any(self.app.links.is_cut(sites[name], to) for name in sources),
+            is_whole=all(parts[name] == owners.select(name) for name in sources),
+            is_warm=len(sources) == 1 and len(standbys) == 1,
+            source_runs=len(running) == len(queries),
+            destination_runs=not there or all(self._runs(name) for name in there),
+        )
+        protocol, why = choose(seen, limits)
+        taken = standbys[0].move.id if protocol == "replicate" and seen.is_warm else None
+        return taken, protocol, why
+
+    def _runs(self, instance: str) -> bool:
+        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        return query is not None and query.is_active
+
+    def state_bytes(self, instance: str) -> int:
+        """How much state an instance has, as its parts last said."""
+        return sum(size for (name, _), size in list(self.outlet.state_bytes.items()) if name == instance)
+
     def budget(self, to: str, at: str | None) -> int:
         """How many bytes each part may ship in a batch, so that no queue builds up in a slow link.
 
@@ -216,6 +269,7 @@ class StageRuntime:
             instances[instance] = {
                 "site": site,
                 "keys": counts[instance],
+                "state_bytes": self.state_bytes(instance),
                 "running": query is not None and query.is_active,
                 "batch_ms": round(query.batch_ms) if query is not None else None,
                 "error": told(query.exception) if query is not None else None,

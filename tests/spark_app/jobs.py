@@ -120,7 +120,7 @@ class Job:
         """What a refused order must leave as it is; how far the records are is none of it."""
         stage = copy.deepcopy(self.app.status()["stages"]["chain"])
         for instance in stage["instances"].values():
-            del instance["batch_ms"], instance["keys"]
+            del instance["batch_ms"], instance["keys"], instance["state_bytes"]
         return {**stage, "owners": self.app.stages["chain"].coordinator.table.owners.dump()}
 
     def settle(self) -> None:

@@ -163,6 +163,31 @@ def test_a_standby_waits_and_takes_over(job: Job) -> None:
         handle.take_over()
 
 
+def test_auto_takes_what_costs_least_and_says_why(job: Job) -> None:
+    stage = job.app.stages["chain"]
+    here = stage.coordinator.sites[stage.coordinator.table.owners["k00"]]
+    to = next(site for site in job.app.sites if site != here)
+    with pytest.raises(wb.Refused, match=r"no protocol fits: .*its bytes would be about"):
+        job.app.migrate("chain", to=to, protocol="auto", max_bytes=1)
+    with pytest.raises(wb.UnknownName, match="there is: max_bytes, max_duration_ms, max_stoppage_ms"):
+        job.app.migrate("chain", to=to, protocol="auto", order="key")
+    assert (
+        job.app.status()["stages"]["chain"]["instances"][stage.coordinator.table.owners["k00"]]["state_bytes"]
+        > 12 * 20_000
+    )
+    standby = job.app.migrate("chain", to=to, protocol="replicate", standby=True).wait_warm(60)
+    handle = job.app.migrate("chain", to=to, protocol="auto").wait(60)
+    assert handle.outcome == "done"
+    assert handle.why[0].startswith("auto saw 12 keys with 0.")
+    taken = handle.why[1].removeprefix("auto takes ").split(":")[0]
+    assert handle.migrations[0].move.protocol == taken
+    if taken == "replicate":
+        assert handle.ids == standby.ids
+    else:
+        assert standby.wait(60).outcome == "aborted", "its keys have moved in another way"
+        assert f"{handle.ids[0]} ordered: {handle.why[1]}" in handle.progress
+
+
 def test_all_results_are_exact_after_all_of_this(job: Job) -> None:
     assert job.finish() == EXACT
     assert job.app.status()["records"] == {"sent": job.sent, "delivered": job.sent, "refused": 0, "dead_lettered": 0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Takeover
@@ -10,8 +12,10 @@ from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration,
 class Handle:
     """An order to migrate: watch it, wait for it, call it off."""
 
-    def __init__(self, orchestrator: Orchestrator, stage: str, ids: list[str]) -> None:
+    def __init__(self, orchestrator: Orchestrator, stage: str, ids: list[str], why: Sequence[str] = ()) -> None:
         self._orchestrator, self.stage, self.ids = orchestrator, stage, ids
+        self.why = list(why)
+        """Why `auto` took the protocol it took, a line each."""
 
     @property
     def migrations(self) -> list[Migration]:

@@ -80,7 +80,7 @@ class Orchestrator:
     def _note_deadline(self, migration: Migration) -> None:
         """A migration that has begun has so much time, and no more."""
         place = (migration.move.stage, migration.move.id)
-        if migration.story and not migration.is_over:
+        if migration.phase != machine.ORDERED and not migration.is_over:
             self._deadlines[place] = time.monotonic() + self._patience.pop(place, DEADLINE)
 
     def start(self) -> None:
@@ -104,11 +104,12 @@ class Orchestrator:
         site: str,
         protocol: str,
         deadline: float,
+        why: Sequence[str] = (),
         **options: Any,
     ) -> list[str]:
         """Order the migrations that bring each selection to its instance at a site: all of them, or none.
 
-        Returns their names, none if everything is there already.
+        Returns their names, none if everything is there already. `why`: the first lines of their stories.
         """
         with self._changed:
             control = self.stages[stage]
@@ -116,6 +117,8 @@ class Orchestrator:
             planned = control.coordinator.plan(wanted, site, protocol, f"m{number}", **options)
             if not planned:
                 return []
+            for migration in planned:
+                migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
             commands = [control.coordinator.start(migration, self._clock_us()) for migration in planned]
             try:
                 self.journal.write(*planned)
@@ -127,6 +130,7 @@ class Orchestrator:
                 self._patience[stage, migration.move.id] = deadline
                 self._note_deadline(migration)
                 self._queue(migration, todo)
+            self._tell_due(stage)
             return [migration.move.id for migration in planned]
 
     def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:

@@ -103,7 +103,8 @@ class Coordinator:
             )
             if other.is_over and other.move.destination != move.destination:
                 continue
-            if is_waiting_standby(other) and not whole and other.move.destination != move.destination:
+            second = move.protocol == "replicate" and other.move.destination == move.destination
+            if is_waiting_standby(other) and not whole and not second:
                 continue
             if whole or other.move.selection.overlaps(move.selection):
                 claim = "needs one of these instances" if whole else "has some of these keys"
@@ -116,10 +117,18 @@ class Coordinator:
     def _is_settled(self, migration: Migration) -> bool:
         if migration.phase != ABORTED or migration.move.protocol == "restart":
             return migration.is_over
-        begun = migration.story[0].event == Ordered.__name__
+        begun = any(line.event == Ordered.__name__ for line in migration.story)
         return not begun or migration.has_heard(Aborted, migration.move.destination)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def standby(self, selection: Selection, destination: str) -> Migration | None:
+        """The warm standby at an instance for just these keys, if there is one."""
+        for migration in self.migrations.values():
+            move = migration.move
+            if migration.is_standby and (move.selection, move.destination) == (selection, destination):
+                return migration
+        return None
 
     def start(self, migration: Migration, now_us: int = 0) -> list[Command]:
         """Take a planned migration in, and begin, if it is its turn."""
@@ -166,7 +175,6 @@ class Coordinator:
                     not other.is_over
                     and other is not one
                     and not is_waiting_standby(other)
-                    and other.phase != ORDERED
                     and other.move.protocol != "restart"
                     and other.move.selection.overlaps(one.move.selection)
                     for other in self.migrations.values()

@@ -104,6 +104,8 @@ class Instance:
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
         self.duplicates = 0
+        self.state_bytes = 0
+        """How much state there is, as it is stored."""
 
         self._event = msgspec.msgpack.Decoder(event_type)
         self._state: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(operator.State)
@@ -455,6 +457,7 @@ class Instance:
     def install(self, key: str, luggage: Luggage) -> Entry:
         """Take over a key's state as it came; it is decoded when a record needs it."""
         entry = self.entries[key] = Entry(None, luggage)
+        self.state_bytes += len(luggage.state)
         self._touched.add(key)
         if entry.timers:
             heappush(self._due, (entry.timers[0], key))
@@ -463,7 +466,8 @@ class Instance:
     def drop(self, keys: Iterable[str]) -> None:
         """Forget these keys' states."""
         for key in keys:
-            del self.entries[key]
+            saved = self.entries.pop(key).saved
+            self.state_bytes -= len(saved.state) if saved else 0
             self._touched.add(key)
 
     def keep_replica(self, key: str, luggage: Luggage | None) -> None:
@@ -512,6 +516,7 @@ class Instance:
                 except (TypeError, ValueError, OverflowError):
                     self._redo(key, entry, out)
                     state = self._encode(entry.state)
+                self.state_bytes += len(state) - (len(entry.saved.state) if entry.saved else 0)
                 entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), state)
             entry.since = []
             delta.entries[key] = entry.saved
@@ -572,6 +577,7 @@ class Instance:
                 self.moves = delta.moves
                 if delta.moves.epochs is not None:
                     self.epochs.restore(delta.moves.epochs)
+        self.state_bytes = sum(len(entry.saved.state) for entry in self.entries.values() if entry.saved)
         self._due = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
         heapify(self._due)
 

@@ -306,10 +306,13 @@ class Emissions(msgspec.Struct):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """An outbox entry: what one micro-batch of an instance says to the gate and to the orchestrator."""
+    """In an outbox entry, what one part says about a micro-batch: to the gate, to the orchestrator, to who looks on."""
 
     results: list[Result]
     notices: list[Notice]
+    part: int = 0
+    state_bytes: int = 0
+    """How much state the part holds."""
 
 
 def marker(kind: Kind, body: bytes, src: str, seq: int, ingress_us: int = 0) -> Record:

@@ -334,10 +334,8 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
                 instance.install(key, whole)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = [instance.restored(record) for record in parcel.backlog.get(key, ())]
-            if (
-                older and key not in instance.entries
-            ):  # the source has forgotten it: a copy of it is fresh, or it is new
-                instance.promote(key)
+            if older and self.move.order == "replica":
+                instance.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
             if key in instance.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
                 self._open([key], instance, out)
@@ -351,7 +349,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         self.parts = passed.parts
         self.passed.add(passed.part)
         stale = set(passed.stale)
-        for key in sorted(instance.replicas):
+        for key in sorted(instance.replicas) if self.move.order == "replica" else ():
             if self.takes(key) and self._part(key) == passed.part and key not in stale:
                 instance.promote(key)
         here = [key for key in sorted(instance.entries) if self.takes(key) and self._part(key) == passed.part]

@@ -71,6 +71,8 @@ class Gateway:
         """An append has failed: the ingress log may have more than was routed, an inbox less."""
         self._latest_us = self._told_us = 0
         self.sent = 0
+        self.received = self.received_bytes = 0
+        """In this life: records, and how large they were."""
         self.doubled: Counter[str] = Counter()
         """By move: bytes of its markers, and of records that went to both instances."""
 
@@ -95,6 +97,8 @@ class Gateway:
                 return False
             self._latest_us = max(self._latest_us, max(record.event_us for record in records))
             self.sent += len(records)
+            self.received_bytes += len(blob)
+            self.received += len(records)
             self._append(self.router.route(records), position, blob)
             return True
 

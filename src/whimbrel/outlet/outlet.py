@@ -62,6 +62,8 @@ class Outlet:
         self.gate = Gate()
         self.positions: dict[str, int] = {}
         self.delivered = 0
+        self.state_bytes: dict[tuple[str, int], int] = {}
+        """By outbox and part of its instance: how much state that had when it last spoke."""
         self.error: Exception | None = None
         self._wake = threading.Event()
         self._stopping = False
@@ -140,6 +142,7 @@ class Outlet:
                 places = count(entry.position * codec.ROWS)
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
                     released += self.gate.offer(outgoing.results)
+                    self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
                         released += self._notice(notice, name, next(places))
                 read[name] = entry.position + 1

@@ -119,6 +119,7 @@ class CoordinatorActor(Actor):
             commands = self.coordinator.start(migration, world.now_us)
             self.journal[migration.move.id] = wire.pack(migration)
             self._queue(migration, commands)
+        self._tell_due()
 
     def _carry_out(self, id: str, command: Command) -> None:
         world, rng = self.world, self.world.random

@@ -154,6 +154,11 @@ class Links:
             if is_cut or pair in self._forwarders:
                 self._forwarder(pair).cut(is_cut)
 
+    def is_cut(self, one: str, other: str) -> bool:
+        """Whether nothing gets through between two places."""
+        forwarder = self._forwarders.get((one, other))
+        return forwarder is not None and forwarder.is_cut
+
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property

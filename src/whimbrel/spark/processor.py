@@ -56,17 +56,17 @@ class GroupProcessor(StatefulProcessor):
         # A batch makes many objects, hardly a cycle: a collection amid it would look at all that is held, in vain.
         gc.disable()
         try:
-            emissions = self._apply(part, [(row._order, row._bundle) for row in rows])
+            emissions, state_bytes = self._apply(part, [(row._order, row._bundle) for row in rows])
             if emissions.results or emissions.notices:
-                body = wire.pack(Outgoing(emissions.results, emissions.notices))
+                body = wire.pack(Outgoing(emissions.results, emissions.notices, part, state_bytes))
                 yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
             for post in emissions.posts:
                 yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
         finally:
             gc.enable()
 
-    def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> Emissions:
-        """One batch of one part: load what is missing, apply, store what changed."""
+    def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, int]:
+        """One batch of one part: load what is missing, apply, store what changed. And say how much state it has."""
         records, event_type = unbundle(bundles)
         head = self._stored.open(self.groups)
         instance = self._instance(part, event_type, head)
@@ -77,7 +77,7 @@ class GroupProcessor(StatefulProcessor):
         else:
             nonce = self._stored.append(head, delta)
         _held[self.name, part] = Held(instance, nonce, self._maker(event_type))
-        return emissions
+        return emissions, instance.state_bytes
 
     def close(self) -> None:
         pass
