@@ -404,10 +404,13 @@ class Instance:
             self.moves.standbys[move.id] = Standby(move=move)
 
     def _cease(self, record: Record, out: Emissions) -> None:
+        """A standby is not wanted. We may never have heard of it: its coordinator died before it could tell us."""
         move = wire.unpack(record.body, Move)
-        roles: Any = self.moves.replications if move.source == self.name else self.moves.standbys
         self._moved = True
-        roles.pop(move.id).cease(self, out)
+        if move.source == self.name:
+            self.moves.replications.pop(move.id, Replication(move=move)).cease(self, out)
+        else:
+            self.moves.standbys.pop(move.id, Standby(move=move)).cease(self, out)
 
     def _replica(self, record: Record, out: Emissions) -> None:
         parcel = wire.unpack(record.body, Parcel)
