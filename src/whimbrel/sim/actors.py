@@ -54,7 +54,7 @@ class GatewayActor(Actor):
         self.name = name
         self.ingress: Any = MemoryLog()
         self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
-        self.entries = self.left = world.random.randint(20, 60) if self.mine else 0
+        self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
         self.saved: tuple[int, bytes | None] = (0, None)
         self.revive()
 
