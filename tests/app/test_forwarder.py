@@ -194,6 +194,7 @@ def test_a_death_at_any_append_loses_and_repeats_nothing(at: int, after: bool) -
     assert fuse.count >= APPENDS
     assert house.arrived == ["ab", "c", "de", "f"]
     assert house.forwarder.is_idle
+    assert house.spool.head() == house.spool.tail(), "what has arrived is given up"
 
 
 def test_a_death_may_be_followed_by_another_link() -> None:
