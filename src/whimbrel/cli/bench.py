@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from whimbrel.bench import report
+from whimbrel.cli.compare import compare
 
 bench = typer.Typer(name="bench", help="Measure on this machine, candidates side by side.", no_args_is_help=True)
+bench.command()(compare)
 
 
 @bench.command()
