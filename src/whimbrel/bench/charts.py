@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from whimbrel.bench.run import described
 from whimbrel.bench.summary import grouped
 
 COLOURS = ("#2a9d8f", "#e9a23b", "#d1495b", "#1d3557", "#7b6d8d", "#457b9d")
@@ -53,12 +54,12 @@ def _latency(report: dict[str, Any], path: Path) -> Path:
                 color=COLOURS[place % len(COLOURS)],
                 ls=STYLES[place % len(STYLES)],
                 marker=MARKERS[place % len(MARKERS)],
-                markevery=8,
+                markevery=3,
                 ms=4,
                 label=group[0]["label"],
             )
         told = ", ".join(f"{name} {runs[0]['parameters'][name]}" for name in names)
-        _tidy(axes, told or report["about"], "seconds since the order to move", "worst latency, ms")
+        _tidy(axes, told or described(runs[0]["parameters"]), "seconds since the order to move", "worst latency, ms")
         axes.axvline(0, color="black", lw=0.8)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8, frameon=False)
@@ -110,7 +111,7 @@ def _growth(report: dict[str, Any], path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.legend(fontsize=8, frameon=False)
-    _tidy(axes, report["about"], "state moved, MiB", "duration of the move, ms")
+    _tidy(axes, "", "state moved, MiB", "duration of the move, ms")
     return _save(figure, path)
 
 

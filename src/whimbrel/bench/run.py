@@ -71,6 +71,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in plain.items() if name != "protocol"}
 
 
+def described(parameters: dict[str, Any]) -> str:
+    """The load and the move of a run, in words; from its parameters as they stand in a report."""
+    moved = f"{parameters['share']:.0%}" if parameters["moved"] is None else f"{parameters['moved']:,}"
+    return (
+        f"{parameters['keys']:,} keys of {parameters['state_bytes']:,} bytes, {parameters['rate']:,.4g} records/s; "
+        f"{moved} of the keys move; link: {parameters['link'] or 'none'}"
+    )
+
+
 Show = Callable[[str], None]
 """Called several times a second with what is going on."""
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from whimbrel.bench import report
 from whimbrel.bench.comparison import Comparison
-from whimbrel.bench.run import Setting
+from whimbrel.bench.run import Setting, described
 from whimbrel.bench.scenarios import SCENARIOS, candidate, overridden, scenario_named, shortened
 from whimbrel.bench.summary import FIGURES, figures
 from whimbrel.bench.witness import FAULTS
@@ -72,6 +72,8 @@ def compare(
     comparison = Comparison(scenario, wanted, seed)
     console = Console()
     console.print(f"[bold]{scenario}[/]: {wanted.about}")
+    if short or given:
+        console.print(f"here: {described(wanted.points()[0].parameters)}", highlight=False)
     console.print(f"{len(comparison.plan)} runs after a warm-up; starting Spark ...")
     interrupted = False
     try:
