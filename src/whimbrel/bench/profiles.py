@@ -19,6 +19,7 @@ from whimbrel.core.errors import Unavailable
 
 TUNED, STOCK = "tuned", "stock"
 MARK = "batches: "
+WARM_UP = 20
 
 
 def latency(
@@ -51,7 +52,7 @@ def _child(name: str, batches: int, rows: int) -> list[float]:
 
 
 def main(name: str, batches: int, rows: int) -> None:
-    """In a process of its own: measure one profile, after a warm-up as long as the measurement."""
+    """In a process of its own: measure one profile."""
     from whimbrel.bench.throughput import Candidate, entries, take_turns
     from whimbrel.spark.query import StageQuery
     from whimbrel.spark.session import session
@@ -60,10 +61,10 @@ def main(name: str, batches: int, rows: int) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
             candidate = Candidate(spark, Path(folder), name, 1, rows, StageQuery)
-            times, _ = take_turns([candidate], entries(2 * batches, rows, rows), rows)
+            times, _ = take_turns([candidate], entries(WARM_UP + batches, rows, rows), rows)
     finally:
         spark.stop()
-    print(MARK + json.dumps(times[name][batches:]))
+    print(MARK + json.dumps(times[name][WARM_UP:]))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
 @bench.command()
 def latency(
     rounds: Annotated[int, typer.Option(min=1, help="Processes for each profile.")] = 2,
-    batches: Annotated[int, typer.Option(min=1, help="Micro-batches measured in each, after as many more.")] = 40,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches measured in each, after a warm-up.")] = 30,
     rows: Annotated[int, typer.Option(min=1, help="Rows a micro-batch.")] = 200,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
     seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
