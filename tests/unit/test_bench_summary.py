@@ -9,8 +9,10 @@ import pytest
 
 from whimbrel.bench.charts import draw
 from whimbrel.bench.growth import copy_ms, growth
+from whimbrel.bench.measure import Release, stabilised
 from whimbrel.bench.run import Setting, whole
 from whimbrel.bench.summary import cells, fit, ratios, summarise
+from whimbrel.core.record import Result
 
 MIB = 1 << 20
 
@@ -47,12 +49,27 @@ def test_options_make_a_candidate_of_their_own() -> None:
     ]
 
 
-def test_what_no_run_has_is_none_and_what_some_have_is_their_median() -> None:
-    runs = [a_run("live", 10.0), a_run("live", 20.0)]
+def test_a_run_that_was_never_stable_does_not_make_the_median_better() -> None:
+    runs = [a_run("live", 10.0), a_run("live", 20.0), a_run("live", 30.0)]
     runs[0]["figures"]["stabilised_ms"] = None
     assert summarise(runs)["live"]["stabilised_ms"] == 1.0
     runs[1]["figures"]["stabilised_ms"] = None
     assert summarise(runs)["live"]["stabilised_ms"] is None
+
+
+def released(*pairs: tuple[float, float]) -> list[Release]:
+    """At these seconds, with these latencies in milliseconds."""
+    times = [(round(at * 1e6), round(at * 1e6 - latency * 1000)) for at, latency in pairs]
+    return [Release(at, Result("k", 0, 0, 0, 0, ingress, {})) for at, ingress in times]
+
+
+def test_stable_is_what_was_seen_to_stay_so_for_ten_seconds() -> None:
+    calm = [(second, 1.0) for second in range(1, 40)]
+    assert stabilised(released(*calm), 0, 2000.0) == 0
+    late = sorted([*calm, (4.5, 9.0), (7.5, 9.0), (25.5, 9.0)])
+    assert stabilised(released(*late), 0, 2000.0) == 7500, "what comes more than ten seconds later is another story"
+    assert stabilised(released(*late[:12]), 0, 2000.0) is None, "nobody has seen ten calm seconds"
+    assert stabilised([], 0, 2000.0) is None
 
 
 def test_cells_keep_the_points_of_a_sweep_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from math import inf, isinf
 from statistics import median
 from typing import Any
 
@@ -22,10 +23,10 @@ def figures(run: Run) -> dict[str, float | None]:
 
 
 def medians(runs: Sequence[Run]) -> dict[str, float | None]:
-    """The median of each figure over the runs that have it."""
+    """The median of each figure. What a run does not have, such as a moment when it was stable, counts as endless."""
     every = [figures(run) for run in runs]
-    found = {name: [one[name] for one in every if one[name] is not None] for name in FIGURES}
-    return {name: round(float(median(values)), 3) if values else None for name, values in found.items()}  # type: ignore[type-var,arg-type]
+    middle = {name: median(inf if (value := one[name]) is None else value for one in every) for name in FIGURES}
+    return {name: None if isinf(value) else round(value, 3) for name, value in middle.items()}
 
 
 def grouped(runs: Sequence[Run], by: Callable[[Run], Hashable]) -> list[list[Run]]:
