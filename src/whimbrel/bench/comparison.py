@@ -16,7 +16,7 @@ import msgspec
 from whimbrel.bench import report, summary
 from whimbrel.bench.growth import growth
 from whimbrel.bench.run import Setting, check, run
-from whimbrel.bench.scenarios import MIB, Scenario
+from whimbrel.bench.scenarios import MIB, Scenario, little
 from whimbrel.core.errors import Refused, WhimbrelError
 
 HEAVY = 64 * MIB
@@ -61,8 +61,7 @@ class Comparison:
 
     def run(self, spark: Any, show: Show, tell: Tell) -> None:
         """Warm up, then do every run. One that fails is noted, and the others go on."""
-        first = self.plan[0]
-        warm_up = msgspec.structs.replace(first, before=min(first.before, 3.0), after=min(first.after, 1.0))
+        warm_up = little(self.plan[0])
         run(spark, warm_up, self.seed, lambda what: show(0, warm_up, what))
         for number, setting in enumerate(self.plan, 1):
             try:

@@ -143,10 +143,10 @@ def _order(app: application.App, setting: Setting, load: Load) -> Handle | None:
     if setting.protocol == NO_MOVE:
         return None
     which: dict[str, Any] = {"share": setting.share}
-    if setting.moved is not None:
-        which = {"keys": load.names[: setting.moved]}
-    if setting.protocol == "restart":
+    if setting.protocol == "restart" or setting.moved == setting.keys:
         which = {"at": SITES[0]}
+    elif setting.moved is not None:
+        which = {"keys": load.names[: setting.moved]}
     which |= {"deadline": setting.patience, **setting.options}
     return app.migrate(STAGE, to=SITES[1], protocol=setting.protocol, **which)
 
