@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from whimbrel.bench.comparison import Comparison, plan
-from whimbrel.bench.run import Setting, check, described
+from whimbrel.bench.run import NO_MOVE, Setting, check, described, order
 from whimbrel.bench.scenarios import SCENARIOS, Candidate, Scenario, candidate, overridden, scenario_named, shortened
 from whimbrel.core.errors import Refused, UnknownName
 
@@ -112,3 +114,39 @@ def test_much_state_gets_more_memory() -> None:
 def test_a_setting_in_words() -> None:
     told = described(Setting(keys=1000, state_bytes=2048, rate=1 / 0.3, moved=5).parameters)
     assert told == "1,000 keys of 2,048 bytes, 3.333 records/s; 5 of the keys move; link: none"
+
+
+class Orders:
+    """In place of an application: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def migrate(self, stage: str, **told: Any) -> None:
+        self.told.append(told)
+
+
+class Scaling(Orders):
+    """One that can scale, too."""
+
+    def scale(self, stage: str, **told: Any) -> None:
+        self.told.append(told)
+
+
+def told(setting: Setting, app: Orders) -> list[dict[str, Any]]:
+    """What an application is told, but for the deadline."""
+    order(app, setting, ["a", "b", "c"])
+    return [{name: value for name, value in one.items() if name != "deadline"} for one in app.told]
+
+
+def test_what_is_ordered() -> None:
+    live = {"to": "edge-1", "protocol": "live"}
+    assert told(Setting(share=0.3), Orders()) == [{**live, "share": 0.3}]
+    assert told(Setting(keys=3, moved=2), Orders()) == [{**live, "keys": ["a", "b"]}]
+    assert told(Setting(keys=3, moved=3), Orders()) == [{**live, "at": "cloud"}], "all keys need not be named"
+    push = Setting(protocol="push", options={"order": "key"})
+    assert told(push, Orders()) == [{"to": "edge-1", "protocol": "push", "share": 0.5, "order": "key"}]
+    assert told(Setting(protocol="restart"), Orders()) == [{"to": "edge-1", "protocol": "restart", "at": "cloud"}]
+    assert told(Setting(protocol=NO_MOVE), Orders()) == []
+    assert told(Setting(instances=2), Scaling()) == [{"protocol": "live", "instances": 2, "at": "cloud"}]
+    assert told(Setting(instances=2), Orders()) == [{**live, "share": 0.5}], "what comes nearest"

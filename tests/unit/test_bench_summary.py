@@ -95,7 +95,7 @@ def test_a_fit_finds_the_line_and_says_how_well() -> None:
     loose = fit([1.0, 2.0, 3.0, 4.0], [1.0, 9.0, 2.0, 8.0])
     assert loose is not None
     assert loose["r2"] < 0.5
-    assert fit([2.0, 2.0], [1.0, 5.0]) is None
+    assert fit([2.0, 2.0, 3.0], [1.0, 5.0, 6.0]) is None
 
 
 def test_a_move_of_several_migrations_is_told_as_one() -> None:

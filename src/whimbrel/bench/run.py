@@ -52,6 +52,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Of the keys, that moves; `restart` knows no part of an instance and moves all."""
     moved: int | None = None
     """The first so many keys, instead of a share."""
+    instances: int | None = None
+    """Instead of a move to the other site: so many instances share the keys at the first one, if this version can."""
     link: str | None = None
     """Between the two sites, as `run(links=...)` takes it."""
     spike: tuple[float, float] | None = None
@@ -114,7 +116,7 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
             show(f"filling: {len(witness.releases):,} of {setting.keys:,} keys")
         _settle(app, witness, setting, show)
         _hold(setting.before, "steady", show)
-        handle = _order(app, setting, load)
+        handle = order(app, setting, load.names)
         if setting.spike is not None:
             load.spike(*setting.spike)
         for _ in _until(lambda: handle is None or _is_over(handle), setting.patience, "the move is over"):
@@ -133,22 +135,28 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
         "label": setting.label,
         "parameters": setting.parameters,
         **judged,
+        "held": judged["held"] and (bool(migrations) or setting.protocol == NO_MOVE),
         "commit_ms": commits,
         "figures": whole(judged["migrations"], [span(migration) for migration in migrations]),
         "series": series(witness.releases, migrations),
     }
 
 
-def _order(app: application.App, setting: Setting, load: Load) -> Handle | None:
+def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
+    """Order what the setting asks for; `names` are the keys there are."""
     if setting.protocol == NO_MOVE:
         return None
+    told = {"protocol": setting.protocol, "deadline": setting.patience, **setting.options}
+    if setting.instances is not None and hasattr(app, "scale"):
+        handle: Handle = app.scale(STAGE, instances=setting.instances, at=SITES[0], **told)
+        return handle
     which: dict[str, Any] = {"share": setting.share}
     if setting.protocol == "restart" or setting.moved == setting.keys:
         which = {"at": SITES[0]}
     elif setting.moved is not None:
-        which = {"keys": load.names[: setting.moved]}
-    which |= {"deadline": setting.patience, **setting.options}
-    return app.migrate(STAGE, to=SITES[1], protocol=setting.protocol, **which)
+        which = {"keys": names[: setting.moved]}
+    handle = app.migrate(STAGE, to=SITES[1], **which, **told)
+    return handle
 
 
 def _settle(app: application.App, witness: Witness, setting: Setting, show: Show) -> None:

@@ -76,7 +76,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "meces-keycount": Scenario(
         about="a second instance takes half of the keys over, under load",
-        base=Setting(keys=100_000, state_bytes=0),
+        base=Setting(keys=100_000, state_bytes=0, instances=2),
         candidates=(*LIVE_PAUSE, Candidate("fetch")),
         published=known.MECES,
     ),

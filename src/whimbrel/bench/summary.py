@@ -73,8 +73,11 @@ def ratios(summary: dict[str, dict[str, float | None]]) -> dict[str, dict[str, d
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
-    """The straight line through some points and how well it fits: r² is the part of the variation that it explains."""
-    if len(set(x)) < 2:
+    """The straight line through some points and how well it fits: r² is the part of the variation that it explains.
+
+    None of fewer than three different points: a line goes through any two.
+    """
+    if len(set(x)) < 3:
         return None
     slope, intercept = np.polyfit(x, y, 1)
     rest = np.asarray(y) - (slope * np.asarray(x) + intercept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ from whimbrel.bench.witness import FAULTS
 from whimbrel.core.errors import UnknownName
 
 FOLDER = Path("whimbrel-bench")
+WIDTH = 140
+"""Of tables that go to a file."""
 WORKLOADS = ("key-count",)
 RATIOS = ("stoppage_ms", "peak_ms", "duration_ms", "stabilised_ms", "bytes_sent")
 HEADINGS = {
@@ -70,7 +73,7 @@ def compare(
     if repeat is not None:
         wanted = msgspec.structs.replace(wanted, repeat=repeat)
     comparison = Comparison(scenario, wanted, seed)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"[bold]{scenario}[/]: {wanted.about}")
     if short or given:
         console.print(f"here: {described(wanted.points()[0].parameters)}", highlight=False)
@@ -140,15 +143,25 @@ def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path 
             for baseline, ratio in versus.items():
                 told = ", ".join(f"{HEADINGS[name]} × {ratio[name]:.2f}" for name in RATIOS if name in ratio)
                 console.print(f"{label} / {baseline.removeprefix('vs_')}: {told}", highlight=False)
-        for label, line in done.get("growth", {}).get("fit", {}).items():
-            if line:
-                told = (
-                    f"{line['slope']:.1f} ms for each MiB and {line['intercept']:,.0f} ms besides, r² {line['r2']:.3f}"
-                )
-                console.print(f"{label}: {told}", highlight=False)
+        for told in _growth(done.get("growth", {})):
+            console.print(told, highlight=False)
     if done["published"]:
         console.print(_published(done["published"]))
     console.print("\n".join([*(f"picture: {path}" for path in done["pictures"]), f"report:  {result}"]))
+
+
+def _growth(growth: dict[str, Any]) -> Iterator[str]:
+    """What a sweep of sizes says, in lines."""
+    for label, line in growth.get("fit", {}).items():
+        if line:
+            slope, besides = f"{line['slope']:.1f} ms for each MiB", f"{line['intercept']:,.0f} ms besides"
+            yield f"{label}: {slope} and {besides}, r² {line['r2']:.3f}"
+    for label, found in growth.get("staying", {}).items():
+        for beside in found:
+            times = ", ".join(f"{keys} that stay: {ms:,.0f} ms" for keys, ms in beside["duration_ms"].items())
+            yield f"{label}: {beside['moved']:,} keys beside {times}; {beside['ratio']:.2f} ×"
+    for size, ms in growth.get("copy_ms", {}).items():
+        yield f"a bare copy of {int(size) / 2**20:,.2f} MiB through a log: {ms:,.0f} ms"
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
