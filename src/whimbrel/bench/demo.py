@@ -16,11 +16,10 @@ from typing import Any
 from whimbrel import app as application
 from whimbrel.app import TRIGGER
 from whimbrel.bench import picture, report
-from whimbrel.bench.measure import Release, compare, measure, percentiles, sequential, span
+from whimbrel.bench.measure import Release, span
+from whimbrel.bench.witness import FAULTS, Witness
 from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
-from whimbrel.core.keys import Selection
-from whimbrel.core.protocols.machine import DONE, Migration
-from whimbrel.core.record import Result
+from whimbrel.core.protocols.machine import Migration
 from whimbrel.pipeline import Items, Pipeline
 
 SITES = ("cloud", "edge-1", "edge-2")
@@ -65,16 +64,12 @@ Show = Callable[[float, "application.App", str], None]
 
 def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[str, Any]:
     """Run it and return the report; the picture lies in `options.out`."""
-    releases: list[Release] = []
-
-    def watch(results: list[Result], now_us: int) -> None:
-        releases.extend(Release(now_us, result) for result in results)
-
+    witness = Witness()
     rows = int((WARM_UP + options.seconds) * options.rate)
     source = Items(vehicles(options.keys, rows, options.seed), VEHICLE_SCHEMA, options.rate)
     pipeline = Pipeline("whimbrel-demo", source, key="vehicle").stage(STAGE, AverageSpeed())
-    app = application.run(pipeline, SITES, data=options.data, keep=True, watch=watch, trigger=options.trigger)
-    moved: list[tuple[Migration, Selection]] = []
+    app = application.run(pipeline, SITES, data=options.data, keep=True, watch=witness, trigger=options.trigger)
+    moved: list[Migration] = []
     try:
         start = time.monotonic()
 
@@ -91,64 +86,43 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
             while not all(migration.is_over for migration in handle.migrations):
                 show(time.monotonic() - start, app, f"{act.protocol}: {act.source} → {act.to} ({handle.outcome})")
                 time.sleep(0.05)
-            moved += [(migration, migration.move.selection) for migration in handle.migrations]
+            moved += handle.migrations
         play(WARM_UP + options.seconds, "steady")
         show(time.monotonic() - start, app, "delivering what is left")
-        app.wait(timeout=120)
-        status = app.status()
-        expected, sent = sequential(app.first.gateway.ingress, AverageSpeed())
-        batches = app.batches()
-        for migration, _ in moved:
-            migration.sent_bytes += app.first.gateway.doubled[migration.move.id]
+        judged = witness.judge(app, AverageSpeed(), moved, timeout=120)
     finally:
         app.stop()
-    return _report(options, releases, expected, sent, status, batches, moved, zero)
+    return {
+        **report.heading(options.seed),
+        "parameters": {"seconds": options.seconds, "rate": options.rate, "keys": options.keys},
+        **judged,
+        "picture": str(_draw(options, witness.releases, judged, moved, zero)),
+    }
 
 
-def _report(
-    options: Options,
-    releases: list[Release],
-    expected: dict[str, list[Any]],
-    sent: int,
-    status: dict[str, Any],
-    batches: list[float],
-    moved: list[tuple[Migration, Selection]],
-    zero: int,
-) -> dict[str, Any]:
-    batch_ms = percentiles([ms * 1000 for ms in batches])
-    figures = [measure(migration, keys, releases, batch_ms.get("p50", 0)) for migration, keys in moved]
-    records = {"sent": sent, "delivered": len(releases), **compare(expected, releases)}
-    records |= {name: status["records"][name] for name in ("dead_lettered", "refused")}
-    drawn = options.out / "latency.png"
+def _draw(options: Options, releases: list[Release], judged: dict[str, Any], moved: list[Migration], zero: int) -> Path:
     groups = {
         f"{len(keys)} vehicles, {name}": [release for release in releases if release.result.key in keys]
         for name, keys in _halves(releases, moved)
     }
     moves = [
         {"start_us": span(m)[0], "end_us": span(m)[1], "protocol": m.move.protocol, "label": _label(m, figure)}
-        for (m, _), figure in zip(moved, figures, strict=True)
+        for m, figure in zip(moved, judged["migrations"], strict=True)
     ]
     title = f"{options.rate:,} records/s of {options.keys:,} vehicles; nothing lost, doubled or out of order"
-    broken = [name for name in ("lost", "duplicated", "out_of_order", "wrong") if records[name]]
+    broken = {name: judged["records"][name] for name in FAULTS if judged["records"][name]}
     if broken:
-        title = f"BROKEN: {', '.join(f'{name} = {records[name]}' for name in broken)}"
-    picture.latency_over_time(drawn, groups, moves, title, zero)
-    return {
-        **report.heading(options.seed),
-        "parameters": {"seconds": options.seconds, "rate": options.rate, "keys": options.keys},
-        "records": records,
-        "batch_ms": batch_ms,
-        "migrations": figures,
-        "picture": str(drawn),
-        "held": not broken and all(migration.phase == DONE for migration, _ in moved),
-    }
+        title = f"BROKEN: {', '.join(f'{name} = {count}' for name, count in broken.items())}"
+    path = options.out / "latency.png"
+    picture.latency_over_time(path, groups, moves, title, zero)
+    return path
 
 
-def _halves(releases: list[Release], moved: list[tuple[Migration, Selection]]) -> list[tuple[str, set[str]]]:
+def _halves(releases: list[Release], moved: list[Migration]) -> list[tuple[str, set[str]]]:
     """The vehicles of the first move, and the others: each half moves on its own."""
     keys = {release.result.key for release in releases}
-    first = {key for key in keys if key in moved[0][1]}
-    return [(f"moved {moved[0][0].move.protocol}", first), ("the others", keys - first)]
+    first = {key for key in keys if key in moved[0].move.selection}
+    return [(f"moved {moved[0].move.protocol}", first), ("the others", keys - first)]
 
 
 def _label(migration: Migration, figure: dict[str, Any]) -> str:

@@ -128,7 +128,10 @@ def longest_gap(times: Sequence[int], start: int, end: int) -> int:
 
 
 def stabilised(releases: Sequence[Release], start: int, limit_us: float) -> float | None:
-    """Milliseconds until the first moment behind which all latencies of 10 s stay below a limit."""
+    """Milliseconds until the first moment behind which all latencies of 10 s stay below a limit.
+
+    None if that was not seen: the releases may end before the 10 s do.
+    """
     if not releases:
         return None
     moment = start
@@ -138,7 +141,7 @@ def stabilised(releases: Sequence[Release], start: int, limit_us: float) -> floa
         if release.at_us > moment + AFTER:
             break
         moment = release.at_us
-    return (moment - start) / 1000
+    return (moment - start) / 1000 if releases[-1].at_us >= moment + AFTER else None
 
 
 def measure(migration: Migration, selection: Selection, releases: Sequence[Release], batch_ms: float) -> dict[str, Any]:

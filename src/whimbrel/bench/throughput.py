@@ -1,9 +1,9 @@
 """Throughput against stock PySpark: the same keyed count over the same records, one result per record, in one session.
 
 Four candidates, each a streaming query over its own inbox with the same entries; an entry is a micro-batch. They take
-turns: a batch of one, a batch of the next, and so on, so that whatever else the machine does hits all alike. A batch's
-time is Spark's own (`triggerExecution`). Stock queries write to Spark's `noop` sink, which costs nothing; Whimbrel's
-time includes the append of all results to its outbox.
+turns: a batch of one, a batch of the next, and so on, then in the other order, so that whatever else the machine does
+hits all alike. A batch's time is Spark's own (`triggerExecution`). Stock queries write to Spark's `noop` sink, which
+costs nothing; Whimbrel's time includes the append of all results to its outbox.
 
     whimbrel                     the group processor, as any stage runs
     transformWithState           Spark's stateful processor for Rows, grouped by key
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from whimbrel.core.errors import Bug, Unavailable
+from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import bin_of
 from whimbrel.core.operator import Emit, Operator, State
 from whimbrel.core.record import Record
@@ -94,20 +94,25 @@ class CountFrames(StatefulProcessor):
         pass
 
 
+Ours = Callable[..., StageQuery]
+
 # ── Candidates ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Candidate:
     """One query over its own inbox. `run` gives it one batch and says how many milliseconds that took."""
 
-    def __init__(self, spark: SparkSession, folder: Path, name: str, partitions: int, batch_rows: int) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: Path, name: str, partitions: int, batch_rows: int, ours: Ours | None = None
+    ) -> None:
+        """`ours`: what makes the query of a Whimbrel stage; without it, `name` is one of the stock queries."""
         self.name, self._inbox = name, EmbeddedLog(folder / f"inbox-{name}")
         self._batches = 0
         self.stop: Callable[[], None]
-        self._outbox = EmbeddedLog(folder / "outbox") if name == WHIMBREL else None
-        if self._outbox is not None:
-            spec = InstanceSpec("bench", "bench", Count(), SCHEMA, partitions=partitions, max_records=batch_rows)
-            stage = StageQuery(
+        self._outbox = EmbeddedLog(folder / f"outbox-{name}") if ours is not None else None
+        if self._outbox is not None and ours is not None:
+            spec = InstanceSpec(name, "bench", Count(), SCHEMA, partitions=partitions, max_records=batch_rows)
+            stage = ours(
                 spark,
                 spec,
                 inbox=folder / f"inbox-{name}",
@@ -188,6 +193,21 @@ def entries(count: int, keys: int, rows: int) -> Iterator[bytes]:
         yield encode(list(records), schema)
 
 
+def take_turns(
+    running: Sequence[Candidate], blobs: Iterable[bytes], batch_rows: int
+) -> tuple[dict[str, list[float]], dict[str, Check]]:
+    """Give each candidate each batch, in one order and then in the other; the times of all batches, and the checks."""
+    times: dict[str, list[float]] = {candidate.name: [] for candidate in running}
+    try:
+        for turn, blob in enumerate(blobs):
+            for candidate in running[::-1] if turn % 2 else running:
+                times[candidate.name].append(candidate.run(blob, batch_rows))
+        return times, {candidate.name: candidate.check() for candidate in running}
+    finally:
+        for candidate in running:
+            candidate.stop()
+
+
 def throughput(
     spark: SparkSession,
     folder: Path,
@@ -201,18 +221,11 @@ def throughput(
 ) -> dict[str, Any]:
     """Run the candidates side by side; the report of `whimbrel bench throughput`."""
     batches = max(1, rows // batch_rows)
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    running = [Candidate(spark, folder, name, partitions, batch_rows) for name in candidates]
-    try:
-        for blob in entries(warm_up + batches, keys, batch_rows):
-            for candidate in running:
-                times[candidate.name].append(candidate.run(blob, batch_rows))
-        checks = {candidate.name: candidate.check() for candidate in running}
-    finally:
-        for candidate in running:
-            candidate.stop()
-    if any(len(series) != warm_up + batches for series in times.values()):
-        raise Bug("a batch was not measured")
+    running = [
+        Candidate(spark, folder, name, partitions, batch_rows, StageQuery if name == WHIMBREL else None)
+        for name in candidates
+    ]
+    times, checks = take_turns(running, entries(warm_up + batches, keys, batch_rows), batch_rows)
     batch_ms = {name: median(series[warm_up:]) for name, series in times.items()}
     per_record = {check for name, check in checks.items() if name != NATIVE}
     ours = batch_ms.get(WHIMBREL)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from whimbrel.core import operator
 from whimbrel.core.operator import Emit
+from whimbrel.gateway.intake import parse_schema
+from whimbrel.gateway.sources import Numbered
+
+# ── A fleet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class AverageSpeed(operator.Operator):
@@ -40,3 +49,93 @@ def vehicles(keys: int, rows: int, seed: int) -> Callable[[], Iterator[dict[str,
             yield {"vehicle": f"vehicle-{vehicle:05}", "speed": round(rng.gauss(usual[vehicle], 8), 2)}
 
     return readings
+
+
+# ── Key-count ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class KeyCount(operator.Operator):
+    """How often each key has been seen, with a state as heavy as one wants.
+
+    Each result shows one byte of the ballast, another one each time: ballast that was damaged on its way shows.
+    """
+
+    class State(operator.State):
+        """The count, and what makes it heavy."""
+
+        count: int = 0
+        ballast: bytes = b""
+
+    def __init__(self, state_bytes: int = 0, churn: bool = False) -> None:
+        """`churn`: each record changes the ballast."""
+        self.state_bytes, self.churn = state_bytes, churn
+
+    def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
+        """One record."""
+        state.count += 1
+        if len(state.ballast) != self.state_bytes:
+            state.ballast = random.Random(key).randbytes(self.state_bytes)
+        elif self.churn:
+            state.ballast = state.ballast[1:] + bytes([state.count % 256])
+        emit(count=state.count, probe=state.ballast[state.count % self.state_bytes] if self.state_bytes else 0)
+
+
+class Load:
+    """The records of a key-count: first one of each key, then keys by chance at a rate, until it is told to end.
+
+    A pipeline's source. Which keys come is a function of the seed alone, when they come is not: the rate may be
+    multiplied for some seconds. The dice are thrown thousands at a time: on the machine that is measured, making
+    records must cost next to nothing.
+    """
+
+    lenient = False
+    name = "load"
+    CHUNK = 4096
+    FILL_ROWS, FILL_BYTES = 5_000, 16 << 20
+    """How fast the state of all keys is made, each second: so many keys, or so many bytes, whichever is slower."""
+
+    def __init__(self, keys: int, rate: float, *, skew: float = 0.0, seed: int = 1, state_bytes: int = 0) -> None:
+        """`skew`: the exponent of a Zipf distribution over the keys; 0: all are alike."""
+        self.keys, self.skew, self.seed = keys, skew, seed
+        self.names = [f"key-{number:06}" for number in range(keys)]
+        self.filled = False
+        """Whether every key has been given its first record."""
+        self._usual, self._fill = rate, min(self.FILL_ROWS, self.FILL_BYTES / max(1, state_bytes))
+        self._factor, self._until, self._ended = 1.0, 0.0, False
+
+    @property
+    def rate(self) -> float:
+        """Rows a second, now."""
+        if not self.filled:
+            return max(self._fill, 1.0)
+        return self._usual * (self._factor if time.monotonic() < self._until else 1.0)
+
+    def spike(self, factor: float, seconds: float) -> None:
+        """From now on, for some seconds, so many times the usual rate."""
+        self._factor, self._until = factor, time.monotonic() + seconds
+
+    def end(self) -> None:
+        """Give no more records."""
+        self._ended = True
+
+    def source(self) -> Load:
+        """This, to read from."""
+        return self
+
+    def schema(self) -> pa.Schema:
+        return parse_schema("key string")
+
+    def rows(self, start: int) -> Iterator[Numbered]:
+        yield from islice(enumerate({"key": key} for key in self._keys()), start, None)
+
+    def _keys(self) -> Iterator[str]:
+        yield from self.names
+        self.filled = True
+        rng = np.random.default_rng(self.seed)
+        weights = np.arange(1, self.keys + 1) ** -self.skew
+        ranks = np.cumsum(weights) / weights.sum()
+        while True:
+            for number in np.searchsorted(ranks, rng.random(self.CHUNK)).tolist():
+                if self._ended:
+                    return
+                yield self.names[min(number, self.keys - 1)]

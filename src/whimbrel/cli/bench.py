@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from whimbrel.bench import report
+from whimbrel.cli.compare import compare
 
 bench = typer.Typer(name="bench", help="Measure on this machine, candidates side by side.", no_args_is_help=True)
+bench.command()(compare)
 
 
 @bench.command()
@@ -51,3 +54,66 @@ def throughput(
     if not figures["results_equal"]:
         console.print("[bold red]the candidates' results differ[/]")
         raise typer.Exit(1)
+
+
+@bench.command()
+def overhead(
+    rounds: Annotated[int, typer.Option(min=1, help="Batches of the processor alone, in this process.")] = 150,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches through Spark.")] = 30,
+    json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
+    seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
+) -> None:
+    """What being movable costs while nothing moves: the group processor against itself without what moves need.
+
+    Example: whimbrel bench overhead
+    """
+    from whimbrel.bench.overhead import in_process, through_spark
+    from whimbrel.spark.session import session
+
+    console = Console()
+    alone = in_process(rounds)
+    _tell_ratio(console, "the processor alone", alone)
+    spark = session("whimbrel-bench")
+    try:
+        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
+            whole = through_spark(spark, Path(folder), batches)
+    finally:
+        spark.stop()
+    _tell_ratio(console, "micro-batches through Spark", whole)
+    if json is not None:
+        figures = {"ratio": alone["ratio"], "in_process": alone, "through_spark": whole}
+        report.write({**report.heading(seed), **figures}, json)
+    if not whole["results_equal"]:
+        console.print("[bold red]the candidates' results differ[/]")
+        raise typer.Exit(1)
+
+
+def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
+    times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in figures["batch_ms"].items())
+    console.print(f"{what}: {figures['ratio']:.3f} × ({times}; {figures['batches']} batches)", highlight=False)
+
+
+@bench.command()
+def latency(
+    rounds: Annotated[int, typer.Option(min=1, help="Processes for each profile.")] = 2,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches measured in each, after a warm-up.")] = 30,
+    rows: Annotated[int, typer.Option(min=1, help="Rows a micro-batch.")] = 200,
+    json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
+    seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
+) -> None:
+    """A small micro-batch of a stage under Whimbrel's Spark profile and under Spark's own, each in its own JVM.
+
+    Example: whimbrel bench latency
+    """
+    from whimbrel.bench.profiles import latency as measure
+
+    console = Console()
+
+    def show(name: str, times: list[float]) -> None:
+        console.print(f"{name}: median {median(times):.0f} ms of {len(times)} micro-batches", highlight=False)
+
+    figures = measure(rounds, batches, rows, show)
+    told = ", ".join(f"{name} {ms:.0f} ms" for name, ms in figures["batch_ms"].items())
+    console.print(f"{figures['ratio']:.2f} × ({told})", highlight=False)
+    if json is not None:
+        report.write({**report.heading(seed), **figures}, json)

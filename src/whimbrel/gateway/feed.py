@@ -57,17 +57,18 @@ class Feed:
 
     def _carry(self) -> None:
         rows = self.source.rows(self.gateway.ingress.counter(WRITER) + 1)
-        rate, start, carried = self.source.rate, time.monotonic(), 0
+        due, last = 0.0, time.monotonic()
         while not self._stop.is_set():
             while self.is_full() and not self._stop.wait(PERIOD):
                 pass
-            due = BATCH if rate is None else int((time.monotonic() - start) * rate) - carried
-            batch = list(islice(rows, max(0, min(due, BATCH))))
-            if due > 0 and not batch:
+            rate, now = self.source.rate, time.monotonic()
+            due, last = BATCH if rate is None else due + (now - last) * rate, now
+            batch = list(islice(rows, min(int(due), BATCH)))
+            if due >= 1 and not batch:
                 return
             if batch:
                 self._take(batch)
-                carried += len(batch)
+                due -= len(batch)
             if rate is not None:
                 self._stop.wait(PERIOD)
 

@@ -30,7 +30,7 @@ class Source(Protocol):
     """Somewhere rows come from."""
 
     rate: float | None
-    """Rows per second; None is as fast as the stage can take them."""
+    """Rows per second, now: it may change; None is as fast as the stage can take them."""
     lenient: bool
     """Whether values come as text and are converted to the schema's types."""
     name: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -44,6 +44,8 @@ _held: dict[tuple[str, int], Held] = {}
 
 class GroupProcessor(StatefulProcessor):
     """One instance's processor; `handleInputRows` is called once a group that has records, with all its bundles."""
+
+    instance_type: ClassVar[type[Instance]] = Instance
 
     def __init__(self, name: str, shipment: Shipment, groups: int) -> None:
         self.name, self.shipment, self.groups = name, shipment, groups
@@ -94,7 +96,7 @@ class GroupProcessor(StatefulProcessor):
         if held is not None and missing.on_top:
             instance = held.instance
         else:
-            instance = Instance(self.name, unship(self.shipment), event_type, part=part, parts=self.groups)
+            instance = self.instance_type(self.name, unship(self.shipment), event_type, part=part, parts=self.groups)
         if missing.deltas:
             instance.load(missing.deltas)
         return instance

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 import pandas as pd
 import pyarrow as pa
@@ -65,6 +66,8 @@ class InstanceSpec:
 
 class StageQuery:
     """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its posts go to."""
+
+    processor_type: ClassVar[type[GroupProcessor]] = GroupProcessor
 
     def __init__(
         self,
@@ -165,6 +168,12 @@ class StageQuery:
         return [float(p["durationMs"]["triggerExecution"]) for p in recent if p["durationMs"].get("addBatch")]
 
     @property
+    def state_commits(self) -> list[float]:
+        """How long each of the recent micro-batches took to commit its state, in milliseconds."""
+        recent = self._query.recentProgress if self._query is not None else []
+        return [float(p["stateOperators"][0]["commitTimeMs"]) for p in recent if p["stateOperators"]]
+
+    @property
     def is_drained(self) -> bool:
         """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
         log = open_log(self._inbox)
@@ -192,7 +201,7 @@ class StageQuery:
 
     def _results(self) -> DataFrame:
         spec = self.spec
-        processor = GroupProcessor(spec.name, ship(spec.operator), spec.groups)
+        processor = self.processor_type(spec.name, ship(spec.operator), spec.groups)
         return (
             self._bundles()
             .groupBy("_group")
