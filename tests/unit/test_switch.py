@@ -92,13 +92,13 @@ def travel(moved: Move | None, parts: tuple[int, int], restarts: bool = False) -
             records = [data(key, seq + n, event, name, at=turn) for n, (key, event) in enumerate(said.items(), 1)]
             line.write(router.route(records))
             line.write(router.tick(seq + 9, turn, turn))
-        line.run("a", 6)
+        line.run("a", 4)
         line.run("b", 100)
     for router in routers.values():
         line.write(router.tick(999, 999, 999))
     for cut in (False, True):
         while any(line.data.values()) or any(line.control.values()):
-            line.run("a", 6)
+            line.run("a", 4)
             line.run("b", 100)
         if moved and not cut:
             assert sum(isinstance(notice, Ready) for out in line.said for notice in out.notices) == parts[1]
