@@ -325,7 +325,7 @@ def aborted(id: str) -> list[Any]:
 @pytest.fixture
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What deadlines are measured with; set `now`."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock: SimpleNamespace = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("whimbrel.control.orchestrator.time", clock)
     return clock
 
