@@ -94,7 +94,8 @@ NOT_REFUSED = pytest.mark.xfail(strict=True, raises=TypeError, reason="a path th
 
 @pytest.mark.parametrize("kind", [str, pytest.param(Path, marks=NOT_REFUSED)])
 def test_a_plan_whose_file_is_not_there_is_refused(tmp_path: Path, kind: type) -> None:
-    options = _read_plan({"plan": kind(tmp_path / "plan.json")})
     coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud", "s-2": "edge"}, frozenset({"r"}))
     with pytest.raises(wb.Refused, match=r"plan\.json"):
-        coordinator.plan([(EVERYTHING, "s-2")], "edge", "fluid", "m1", **options)
+        coordinator.plan(
+            [(EVERYTHING, "s-2")], "edge", "fluid", "m1", **_read_plan({"plan": kind(tmp_path / "plan.json")})
+        )
