@@ -195,6 +195,15 @@ def test_a_key_opens_with_its_own_part_of_the_source() -> None:
     assert told(instance.apply([passed(moved, 0, 2)])) == [(even, "x y"), (even, "x y z")]
 
 
+def test_a_part_of_the_source_that_has_sent_everything_says_nothing_about_the_others() -> None:
+    even, odd = (next(key for key in map(str, range(9)) if bin_of(key) % 2 == number) for number in range(2))
+    moved = switching(even, odd)
+    instance = destination(switch(moved), mark(BEGIN, moved, 10), passed(moved, 0, 2), passed(moved, 1, 2))
+    instance.apply([data(even, 11, "y", epoch=1), data(odd, 12, "y", epoch=1)])
+    assert told(instance.apply([shipped(moved, 1, 2)])) == [(odd, "y")]
+    assert told(instance.apply([parcel(moved, {even: luggage(10, "x")})])) == [(even, "x y")]
+
+
 def test_after_cutover_from_every_router_the_keys_are_here_for_good() -> None:
     both = switching("k", "j", routers="rs")
     instance = destination(

@@ -292,14 +292,16 @@ def test_fetch_sends_needed_units_before_steps_and_steps_in_their_order() -> Non
     assert rest(instance, out) == ["e", "a", "c", "b"]
 
 
-def test_a_unit_is_told_gone_only_when_nothing_of_it_is_left() -> None:
+@pytest.mark.parametrize("as_step", [False, True])
+def test_a_unit_is_told_gone_only_when_nothing_of_it_is_left(as_step: bool) -> None:
     moved = switching(*PAIR, order="demand", split=1, budget=1)
     instance = source(*PAIR)
     instance.apply([switch(moved), mark(BEGIN, moved, 10)])
-    out = instance.apply([fetch(moved, [bin_of("k0")])])
-    assert (list(packed(out)), gone(out)) == (["k0"], [])
-    out = instance.apply([delivered(out.posts[-1])])
-    assert (list(packed(out)), gone(out)) == (["k673"], [bin_of("k0")])
+    bin = bin_of("k0")
+    first = instance.apply([fetch(moved, [], [bin]) if as_step else fetch(moved, [bin])])
+    last = instance.apply([delivered(first.posts[-1])])
+    assert sorted([*packed(first), *packed(last)]) == list(PAIR)
+    assert (gone(first), gone(last)) == ([], [bin])
 
 
 def test_an_empty_unit_is_told_gone_at_once() -> None:
