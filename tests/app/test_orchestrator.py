@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import Orchestrator, StageControl
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
-from whimbrel.core.keys import EVERYTHING, Selection
-from whimbrel.core.protocols.machine import Migration
+from whimbrel.core.keys import EVERYTHING, Selection, bin_of
+from whimbrel.core.protocols.machine import Abandoned, Migration
 from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
@@ -73,8 +74,10 @@ class House:
         self.end()
         self.begin()
 
-    def migrate(self, protocol: str = "live", selection: Selection = KEYS, deadline: float = 60.0) -> Handle:
-        ids = self.orchestrator.migrate("s", [(selection, "s-2")], "edge", protocol, deadline)
+    def migrate(
+        self, protocol: str = "live", selection: Selection = KEYS, deadline: float = 60.0, **options: Any
+    ) -> Handle:
+        ids = self.orchestrator.migrate("s", [(selection, "s-2")], "edge", protocol, deadline, **options)
         return Handle(self.orchestrator, "s", ids)
 
     def hear(self, *notices: Any) -> None:
@@ -304,6 +307,134 @@ def test_waiting_ends_with_the_time_that_was_given_and_the_migration_goes_on(hou
         handle.wait(0.01)
     house.hear(*READY, *LEFT, *OPENED)
     assert handle.wait(5).progress[-1] == "m1 cutting: Opened s-2 2/2"
+
+
+# ── Turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TURNS = [[bin_of("a")], [bin_of("b")]]
+
+
+def through(id: str, destination: str = "s-2") -> list[Any]:
+    """All that is said of a piece."""
+    return [Ready(id, destination, 0, 1), Left(id, "s-1", 0, 1), Opened(id, destination, 0, 1)]
+
+
+def aborted(id: str) -> list[Any]:
+    return [Aborted(id, "s-1", 0, 1), Aborted(id, "s-2", 0, 1)]
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What deadlines are measured with; set `now`."""
+    clock: SimpleNamespace = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("whimbrel.control.orchestrator.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_turns_of_a_plan_follow_each_other(house: House, restarts: bool) -> None:
+    handle = house.migrate("fluid", plan=TURNS)
+    assert handle.ids == ["m1/1", "m1/2"]
+    house.wait_for("BEGIN")
+    house.hear(*through("m1/1"))
+    house.wait_for("BEGIN", "CUTOVER", "BEGIN")
+    assert [house.phase(id) for id in handle.ids] == ["done", "holding"]
+    if restarts:
+        house.restart()
+    house.hear(*through("m1/2"))
+    house.wait_for("BEGIN", "CUTOVER", "BEGIN", "CUTOVER")
+    assert [house.phase(id) for id in handle.ids] == ["done", "done"]
+
+
+def test_a_turn_that_was_due_when_the_orchestrator_died_begins_with_its_successor(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.migrate("fluid", plan=TURNS)
+    monkeypatch.setattr(house.orchestrator, "_tell_due", lambda stage: None)
+    house.hear(*through("m1/1"))
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["done", "ordered"]
+    house.restart()
+    house.wait_for("BEGIN", "CUTOVER", "BEGIN")
+    assert house.phase("m1/2") == "holding"
+
+
+def test_a_later_turn_has_its_whole_time_from_when_it_begins(house: House, moment: SimpleNamespace) -> None:
+    house.migrate("fluid", plan=TURNS, deadline=60.0)
+    moment.now = 50.0
+    house.hear(*through("m1/1"))
+    assert house.phase("m1/2") == "holding"
+    assert house.orchestrator._deadlines["s", "m1/2"] == 110.0
+    moment.now = 111.0
+    until(lambda: house.phase("m1/2") == "resuming", "the deadline has passed")
+    assert house.coordinator.migrations["m1/2"].reason == "its deadline has passed"
+
+
+def test_a_deadline_cancels_the_turns_to_come(house: House, moment: SimpleNamespace) -> None:
+    house.migrate("fluid", plan=TURNS, deadline=60.0)
+    moment.now = 61.0
+    until(lambda: house.phase("m1/1") == "resuming", "the deadline has passed")
+    assert house.phase("m1/2") == "ordered", "its time has not begun"
+    house.hear(*aborted("m1/1"))
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["aborted", "aborted"]
+    assert house.coordinator.migrations["m1/2"].reason == "an earlier turn of its plan was aborted"
+    house.wait_for("BEGIN", "ABORT")
+    house.restart()
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["aborted", "aborted"]
+
+
+def two_destinations(house: House, deadline: float = 60.0) -> list[str]:
+    """Order a turn of one piece, and then one of two."""
+    house.coordinator.sites["s-3"] = "edge"
+    house.inboxes["s-3"] = MemoryLog()
+    wanted = [(KEYS, "s-2"), (Selection(keys=frozenset({"c"})), "s-3")]
+    plan = [[bin_of("a")], [bin_of("b"), bin_of("c")]]
+    return house.orchestrator.migrate("s", wanted, "edge", "fluid", deadline, plan=plan)
+
+
+AGAIN = pytest.mark.xfail(
+    strict=True, reason="telling one piece tells the others that are due, and then they are told again"
+)
+
+
+@AGAIN
+def test_the_pieces_of_a_turn_are_each_told_once(house: House) -> None:
+    ids = two_destinations(house)
+    house.hear(*through(ids[0]))
+    stories = [[line.event for line in house.coordinator.migrations[id].story] for id in ids[1:]]
+    assert stories == [["Ordered"], ["Ordered"]]
+
+
+@AGAIN
+def test_every_piece_of_a_later_turn_has_the_time_of_its_order(house: House, moment: SimpleNamespace) -> None:
+    ids = two_destinations(house, deadline=10.0)
+    house.hear(*through(ids[0]))
+    assert [house.phase(id) for id in ids] == ["done", "holding", "holding"]
+    assert [house.orchestrator._deadlines["s", id] for id in ids[1:]] == [10.0, 10.0]
+
+
+@AGAIN
+def test_the_turns_that_an_abort_cancels_are_each_told_once(house: House) -> None:
+    ids = house.migrate("fluid", EVERYTHING, step=128).ids
+    assert len(ids) == 8
+    house.orchestrator.tell("s", ids[1], Abandoned("enough"))
+    assert [house.phase(id) for id in ids] == ["holding", *["aborted"] * 7]
+    assert [len(house.coordinator.migrations[id].story) for id in ids] == [1] * 8
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="turns of an order that never happened stay in the queue")
+def test_a_plan_that_could_not_be_journalled_leaves_no_turns_behind(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*migrations: Migration) -> None:
+        raise Unavailable("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(house.journal, "write", fail)
+        with pytest.raises(Unavailable):
+            house.migrate("fluid", plan=TURNS)
+    assert house.migrate("fluid", plan=TURNS).ids == ["m1/1", "m1/2"]
+    house.hear(*through("m1/1"), *through("m1/2"))
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["done", "done"]
 
 
 # ── The journal ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,20 @@ from whimbrel.core import operator, wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
 from whimbrel.core.operator import Context, Emit
-from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Post, Record, Shipped, marker
+from whimbrel.core.record import (
+    Emissions,
+    Fetch,
+    Kind,
+    Luggage,
+    Move,
+    Parcel,
+    Passed,
+    Post,
+    Record,
+    Shipped,
+    Tick,
+    marker,
+)
 
 
 class Tape(operator.Operator):
@@ -80,6 +93,12 @@ def move(*keys: str, routers: str = "r", hold: bool = False, id: str = "m1", **m
     return Move(id=id, stage="stage", selection=selection, routers=frozenset(routers), **settings)
 
 
+def switching(*keys: str, order: str = "arrival", **more: Any) -> Move:
+    """A move that switches at once."""
+    protocol = "fetch" if order == "demand" else "push"
+    return move(*keys, routing="switch", protocol=protocol, order=order, **more)
+
+
 def mark(kind: Kind, move: Move, seq: int, src: str = "r") -> Record:
     """A marker of a move."""
     return marker(kind, wire.pack(move), src, seq)
@@ -90,15 +109,35 @@ def delivered(post: Post) -> Record:
     return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
 
 
-def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int = 1) -> Record:
-    """A parcel of keys of one bin."""
-    bin = bin_of(next(iter(luggage)))
-    return delivered(Post("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, luggage, piece, pieces))))
+def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int = 1, **more: Any) -> Record:
+    """A parcel of keys of one bin, or of none."""
+    bin = bin_of(next(iter(luggage))) if luggage else EVERY_BIN
+    return delivered(Post("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, luggage, piece, pieces, **more))))
 
 
 def shipped(move: Move, part: int = 0, parts: int = 1) -> Record:
     """A part of the source has sent everything."""
     return delivered(Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts))))
+
+
+def switch(move: Move) -> Record:
+    """A move will switch: what both ends are told ahead of BEGIN."""
+    return delivered(Post("", Kind.SWITCH, EVERY_BIN, wire.pack(move)))
+
+
+def hint(move: Move, *keys: str, seq: int, src: str = "r") -> Record:
+    """Records of these keys have gone to the destination."""
+    return marker(Kind.HINT, wire.pack((move.id, keys)), src, seq)
+
+
+def fetch(move: Move, needed: list[int], step: list[int] | None = None) -> Record:
+    """The destination asks for units."""
+    return delivered(Post("a", Kind.FETCH, EVERY_BIN, wire.pack(Fetch(move.id, needed, step or []))))
+
+
+def passed(move: Move, part: int = 0, parts: int = 1, ticks: list[Tick] | None = None) -> Record:
+    """A part of the source has sent on everything older."""
+    return delivered(Post("b", Kind.PASSED, EVERY_BIN, wire.pack(Passed(move.id, part, parts, ticks or []))))
 
 
 def forget(move: Move) -> Record:
@@ -124,3 +163,8 @@ def notices(out: Emissions) -> list[str]:
 def kinds(out: Emissions) -> list[Kind]:
     """The kinds of the posts, in order."""
     return [post.kind for post in out.posts]
+
+
+def parcels(out: Emissions) -> list[Parcel]:
+    """The parcels among the posts, in order."""
+    return [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]

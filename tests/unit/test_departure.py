@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.records import data, delivered, kinds, mark, move, notices, part, reloaded, tick, told
+from tests.unit.records import data, delivered, kinds, mark, move, notices, parcels, part, reloaded, tick, told
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, selection_of
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Luggage, Move, Parcel, Post, Shipped
+from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Luggage, Move, Post, Shipped
 
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
 LIVE = move("k", "j")
@@ -23,10 +23,6 @@ def source(*events: str) -> Instance:
         [data(key, 2 * n + m, event) for n, event in enumerate(events or ["x"]) for m, key in enumerate("kj")]
     )
     return instance
-
-
-def parcels(out: Emissions) -> list[Parcel]:
-    return [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
 
 
 def luggage(out: Emissions) -> dict[str, Luggage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.records import data, move
+from tests.unit.records import data, move, switching
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of, selection_of
 from whimbrel.core.record import Kind, Move, Record
@@ -12,6 +12,7 @@ from whimbrel.core.router import Abort, Begin, Command, Cutover, Routed, Router,
 
 LIVE = move("k")
 HOLD = move("k", hold=True)
+PUSH = switching("k")
 
 
 @pytest.fixture
@@ -140,6 +141,64 @@ def test_held_records_keep_their_place_in_the_stream(router: Router) -> None:
     assert [record.seq for record in released] == [20, 11, 12]
 
 
+# ── Switching at once ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hints(routed: Routed) -> list[tuple[str, list[str]]]:
+    """The hints in the source's inbox: of which move, at which keys."""
+    return [wire.unpack(r.body, tuple[str, list[str]]) for r in routed.get("a", []) if r.kind == Kind.HINT]
+
+
+@pytest.mark.parametrize("by", ["arrival", "key", "demand"])
+def test_a_switch_routes_to_the_destination_at_once_and_in_the_new_epoch(router: Router, by: str) -> None:
+    moved = switching("k", order=by)
+    assert order(router, Begin(moved)) == {"a": ["BEGIN"], "b": ["BEGIN"]}
+    assert send(router, "x", "y")["b"] == ["x/1", "y/1"]
+    assert order(router, Cutover(moved)) == {"a": ["CUTOVER"], "b": ["CUTOVER"]}
+    assert send(router, "z") == {"b": ["z/1"]}
+    assert send(router, "o", key="other") == {"a": ["o"]}
+
+
+def test_the_source_is_hinted_at_each_key_once(router: Router) -> None:
+    moved = switching("k", "j", "i")
+    router.apply(Begin(moved), 10)
+    routed = router.route([data("j", 11, "x"), data("other", 12, "x"), data("k", 13, "x"), data("j", 14, "x")])
+    assert hints(routed) == [("m1", ["j", "k"])]
+    assert [Kind(record.kind).name for record in routed["a"]] == ["DATA", "HINT"]
+    (hint,) = (record for record in routed["a"] if record.kind == Kind.HINT)
+    assert (hint.bin, hint.src, hint.seq, hint.ingress_us) == (EVERY_BIN, "r", 14, 1014)
+    assert hints(router.route([data("k", 15, "y"), data("i", 16, "x")])) == [("m1", ["i"])]
+    assert send(router, "z", key="j", seq=17) == {"b": ["z/1"]}
+
+
+@pytest.mark.parametrize("by", ["key", "demand"])
+def test_nobody_is_hinted_at_keys_whose_order_is_another(router: Router, by: str) -> None:
+    order(router, Begin(switching("k", order=by)))
+    assert send(router, "x") == {"b": ["x/1"]}
+
+
+def test_two_switches_hint_apart(router: Router) -> None:
+    order(router, Begin(PUSH))
+    order(router, Begin(switching("j", id="m2", destination="c")))
+    routed = router.route([data("j", 1, "x"), data("k", 2, "x")])
+    assert sorted(hints(routed)) == [("m1", ["k"]), ("m2", ["j"])]
+    assert {name: len(records) for name, records in routed.items()} == {"a": 2, "b": 1, "c": 1}
+
+
+def test_after_the_cutover_there_are_no_hints(router: Router) -> None:
+    order(router, Begin(PUSH))
+    order(router, Cutover(PUSH))
+    assert send(router, "x") == {"b": ["x/1"]}
+    assert router.hinted == {}
+
+
+def test_a_repeated_begin_hints_at_nothing_again(router: Router) -> None:
+    order(router, Begin(PUSH))
+    assert send(router, "x") == {"b": ["x/1"], "a": ["HINT"]}
+    assert order(router, Begin(PUSH)) == {}
+    assert send(router, "y") == {"b": ["y/1"]}
+
+
 # ── Ticks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -151,6 +210,15 @@ def test_a_tick_goes_to_everybody_who_has_keys_or_gets_some(router: Router) -> N
     assert brief(router.tick(3, 52, 62)) == {"a": ["TICK"], "b": ["TICK"]}
     router.table.owners.put(Selection(bins=frozenset(range(1024))), "c")
     assert brief(router.tick(4, 53, 63)) == {"c": ["TICK"]}
+
+
+def test_a_tick_behind_a_switch_goes_to_a_source_only_if_it_has_other_keys(router: Router) -> None:
+    """The keys that have not left get theirs from the destination's hands."""
+    whole = switching(selection=Selection(bins=frozenset(range(1024))))
+    order(router, Begin(whole))
+    assert brief(router.tick(2, 51, 61)) == {"b": ["TICK"]}
+    order(router, Cutover(whole))
+    assert brief(router.tick(3, 52, 62)) == {"b": ["TICK"]}
 
 
 def test_a_tick_says_how_late_it_is(router: Router) -> None:
@@ -176,8 +244,11 @@ def test_a_tick_is_held_among_the_records_and_released_in_its_place(router: Rout
 # ── Again, and too late ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("moved", [LIVE, HOLD], ids=["live", "hold"])
-@pytest.mark.parametrize("end", [Cutover, Abort])
+@pytest.mark.parametrize(
+    ("moved", "end"),
+    [(LIVE, Cutover), (LIVE, Abort), (HOLD, Cutover), (HOLD, Abort), (PUSH, Cutover)],
+    ids=["live", "live-abort", "hold", "hold-abort", "switch"],
+)
 def test_a_repeated_command_does_nothing(router: Router, moved: Move, end: type[Cutover | Abort]) -> None:
     order(router, Begin(moved))
     send(router, "x")
@@ -221,15 +292,16 @@ def test_there_is_no_snapshot_while_something_moves(router: Router) -> None:
     assert router.snapshot() is not None
 
 
-def test_a_replay_from_a_snapshot_repeats_every_append() -> None:
+@pytest.mark.parametrize("moved", [HOLD, PUSH], ids=["hold", "switch"])
+def test_a_replay_from_a_snapshot_repeats_every_append(moved: Move) -> None:
     """The log a router lives on: whatever it had written, it writes again, byte for byte, so inboxes recognise it."""
     log: list[Command | list[Record] | int] = [
         [data("k", 0, "x"), data("other", 1, "x")],
-        Begin(HOLD),
+        Begin(moved),
         [data("k", 20, "y")],
         50,
         [data("k", 40, "z"), data("other", 41, "y")],
-        Cutover(HOLD),
+        Cutover(moved),
         [data("k", 60, "end")],
     ]
 
