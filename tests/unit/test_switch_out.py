@@ -328,6 +328,19 @@ def test_a_question_that_comes_when_everything_has_left_is_not_answered() -> Non
     assert instance.apply([fetch(FETCH, [unit_of("k", 16)])]) == Emissions()
 
 
+def test_two_switches_at_once_do_not_mix() -> None:
+    other = switching("i", id="m2", destination="c", order="demand")
+    instance = source("k", "j", "i")
+    out = instance.apply([switch(PUSH), switch(other)])
+    assert (sorted(packed(out)), {post.to for post in out.posts}) == (["j", "k"], {"b"})
+    out = instance.apply([data("k", 11, "y"), data("i", 12, "y"), mark(BEGIN, PUSH, 13), mark(BEGIN, other, 14)])
+    sent = {parcel.move: (list(parcel.keys), list(parcel.backlog)) for parcel in parcels(out)}
+    assert sent == {"m1": ([], ["k"]), "m2": (["i"], ["i"])}
+    assert {(post.to, post.kind) for post in out.posts} == {
+        (to, kind) for to in "bc" for kind in (Kind.PARCEL, Kind.PASSED, Kind.SHIPPED)
+    }
+
+
 # ── Several routers, several parts of the source ─────────────────────────────────────────────────────────────────────
 
 
