@@ -432,7 +432,7 @@ def _limits(options: dict[str, Any]) -> Limits:
 def _read_plan(options: dict[str, Any]) -> dict[str, Any]:
     """A plan that is no known name, but a file: turns, each a list of bins."""
     plan = options.get("plan")
-    if not isinstance(plan, str | Path) or plan in PLANS or not Path(plan).is_file():
+    if not isinstance(plan, str | Path) or plan in PLANS or (isinstance(plan, str) and not Path(plan).is_file()):
         return options
     try:
         turns = msgspec.json.decode(Path(plan).read_bytes(), type=list[list[int]])

@@ -391,12 +391,6 @@ def two_destinations(house: House, deadline: float = 60.0) -> list[str]:
     return house.orchestrator.migrate("s", wanted, "edge", "fluid", deadline, plan=plan)
 
 
-AGAIN = pytest.mark.xfail(
-    strict=True, reason="telling one piece tells the others that are due, and then they are told again"
-)
-
-
-@AGAIN
 def test_the_pieces_of_a_turn_are_each_told_once(house: House) -> None:
     ids = two_destinations(house)
     house.hear(*through(ids[0]))
@@ -404,7 +398,6 @@ def test_the_pieces_of_a_turn_are_each_told_once(house: House) -> None:
     assert stories == [["Ordered"], ["Ordered"]]
 
 
-@AGAIN
 def test_every_piece_of_a_later_turn_has_the_time_of_its_order(house: House, moment: SimpleNamespace) -> None:
     ids = two_destinations(house, deadline=10.0)
     house.hear(*through(ids[0]))
@@ -412,7 +405,6 @@ def test_every_piece_of_a_later_turn_has_the_time_of_its_order(house: House, mom
     assert [house.orchestrator._deadlines["s", id] for id in ids[1:]] == [10.0, 10.0]
 
 
-@AGAIN
 def test_the_turns_that_an_abort_cancels_are_each_told_once(house: House) -> None:
     ids = house.migrate("fluid", EVERYTHING, step=128).ids
     assert len(ids) == 8
@@ -421,7 +413,6 @@ def test_the_turns_that_an_abort_cancels_are_each_told_once(house: House) -> Non
     assert [len(house.coordinator.migrations[id].story) for id in ids] == [1] * 8
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="turns of an order that never happened stay in the queue")
 def test_a_plan_that_could_not_be_journalled_leaves_no_turns_behind(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

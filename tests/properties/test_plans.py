@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,7 +98,6 @@ def test_in_a_turn_of_batched_nobody_sends_or_takes_two_pieces(moves: dict[Pair,
         assert all(len({bin_of(k) for k in p.move.selection.keys} | p.move.selection.bins) <= 2 for p in turn)
 
 
-@pytest.mark.xfail(strict=True, reason="a bin that a list names twice is in two pieces, and moves twice")
 def test_a_bin_that_a_list_names_twice_moves_once() -> None:
     pieces = scheduled([migration("a", "x", Selection(frozenset({0, 1})))], [[0], [0, 1]], 1, "m1")
     check_cut(Selection(frozenset({0, 1})), [piece.move.selection for piece in pieces])

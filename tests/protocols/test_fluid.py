@@ -244,10 +244,7 @@ def test_several_destinations_are_one_plan(coordinator: Coordinator) -> None:
     assert {piece.plan for piece in pieces} == {"m1"}
 
 
-LOSES = pytest.mark.xfail(strict=True, reason="of selections with the same two ends, only the last one moves")
-
-
-@pytest.mark.parametrize("plan", ["sudden", *(pytest.param(plan, marks=LOSES) for plan in ("batched", "fluid"))])
+@pytest.mark.parametrize("plan", ["sudden", "batched", "fluid"])
 def test_two_selections_for_one_destination_both_move(coordinator: Coordinator, plan: str) -> None:
     wanted = [(selection_of(bins=[0]), "b"), (selection_of(bins=[1]), "b")]
     pieces = coordinator.plan(wanted, "edge", "fluid", "m1", plan=plan)

@@ -205,7 +205,6 @@ def test_push_takes_the_backlog_by_arrival_then_hints_then_what_was_seen_last() 
     assert rest(instance, out) == ["light", "second", "hinted", "recent", "old"]
 
 
-@pytest.mark.xfail(strict=True, reason="hints are noted while the batch is read, the backlog when it is over")
 def test_push_takes_the_backlog_before_hints_of_the_same_batch() -> None:
     keys = ("old", "hinted", "waiting", "last")
     moved = switching(*keys, budget=1)

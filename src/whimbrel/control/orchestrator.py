@@ -140,19 +140,23 @@ class Orchestrator:
     def tell(self, stage: str, id: str, event: Event) -> None:
         """Tell a migration an event: journal what it means, then let it be done."""
         with self._changed:
-            coordinator = self.stages[stage].coordinator
-            commands = coordinator.handle(id, event, self._clock_us())
-            migration = coordinator.migrations[id]
-            self.journal.write(migration)
-            if isinstance(event, machine.Ordered):
-                self._note_deadline(migration)
-            self._queue(migration, commands)
+            self._tell(stage, id, event)
             self._tell_due(stage)
             self._changed.notify_all()
 
+    def _tell(self, stage: str, id: str, event: Event) -> None:
+        coordinator = self.stages[stage].coordinator
+        commands = coordinator.handle(id, event, self._clock_us())
+        migration = coordinator.migrations[id]
+        self.journal.write(migration)
+        if isinstance(event, machine.Ordered):
+            self._note_deadline(migration)
+        self._queue(migration, commands)
+
     def _tell_due(self, stage: str) -> None:
-        for id, event in self.stages[stage].coordinator.due():
-            self.tell(stage, id, event)
+        while due := self.stages[stage].coordinator.due():
+            for id, event in due:
+                self._tell(stage, id, event)
 
     def migration(self, stage: str, id: str) -> Migration:
         """One migration, as it is now."""

@@ -152,7 +152,7 @@ class Coordinator:
     def due(self) -> list[tuple[str, Event]]:
         """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""
         told: list[tuple[str, Event]] = []
-        self._queued = [migration for migration in self._queued if migration.phase == ORDERED]
+        self._queued = [m for m in self._queued if m.phase == ORDERED and self.migrations.get(m.move.id) is m]
         for migration in self._queued:
             plan = [other for other in self.migrations.values() if other.plan == migration.plan]
             before = {other.phase for other in plan if other.turn < migration.turn}

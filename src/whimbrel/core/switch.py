@@ -61,6 +61,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     """The keys have stopped here."""
     reach: dict[str, int] = {}
     """By router: up to where the keys' states reach in its stream."""
+    hinted: list[str] = []
     needed: list[str] = []
     """Keys that somebody waits for, in the order in which they shall leave."""
     rest: list[str] = []
@@ -111,7 +112,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         for key in keys:
             if part_of(bin_of(key), instance.parts) == instance.part:
                 if key in instance.entries:
-                    self.needed.append(key)
+                    self.hinted.append(key)
                 elif not self.shipped:
                     self.absent.append(key)
 
@@ -133,6 +134,8 @@ class SwitchOut(Sender, kw_only=True, tag=True):
             self._look_ahead(instance)
         if self.shipped:
             return
+        self.needed += self.hinted
+        self.hinted = []
         self._look_up(instance)
         loads, backlog = self._load(instance)
         self.pack(instance, loads, out, backlog, self.ticks)

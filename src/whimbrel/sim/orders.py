@@ -66,8 +66,9 @@ class CoordinatorActor(Actor):
         self._tell_due()
 
     def _tell_due(self) -> None:
-        for id, event in self.coordinator.due():
-            self.hear(id, event)
+        due = self.coordinator.due()
+        if due:
+            self.hear(*due[0])
 
     def _queue(self, migration: Migration, commands: list[Command]) -> None:
         self.todo += [(migration.move.id, command) for command in commands]

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from whimbrel.core.errors import UnknownName
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, Selection, bin_of
 from whimbrel.core.protocols.handover import handover
 from whimbrel.core.protocols.machine import Migration
@@ -51,6 +51,8 @@ def scheduled(migrations: Sequence[Migration], plan: Plan, step: int, id: str) -
     """The migrations cut into pieces of so many bins, each with its turn."""
     if isinstance(plan, str) and plan not in PLANS:
         raise UnknownName("plan", plan, [*PLANS, "a list of lists of bins"])
+    if not isinstance(plan, str) and not _is_list(plan):
+        raise Refused(f"a plan is one of {', '.join(PLANS)}, or a list of lists of bins from 0 to {BINS - 1}")
     turns = _turns(migrations, plan, step)
     pieces: list[Migration] = []
     for turn, moving in enumerate(turns):
@@ -60,20 +62,29 @@ def scheduled(migrations: Sequence[Migration], plan: Plan, step: int, id: str) -
     return pieces
 
 
+def _is_list(plan: object) -> bool:
+    return isinstance(plan, Sequence) and all(
+        isinstance(bins, Sequence) and all(isinstance(bin, int) and 0 <= bin < BINS for bin in bins) for bins in plan
+    )
+
+
 def _turns(migrations: Sequence[Migration], plan: Plan, step: int) -> list[list[tuple[Migration, Selection]]]:
     if plan == "sudden":
         return [[(migration, migration.move.selection) for migration in migrations]]
     if not isinstance(plan, str):
-        named = {bin for bins in plan for bin in bins}
-        rest = [bin for bin in range(BINS) if bin not in named]
-        turns = [[(m, _of(bins, m.move.selection)) for m in migrations] for bins in (*plan, rest)]
+        left, turns = set(range(BINS)), []
+        for bins in (*plan, range(BINS)):  # one that is named twice moves the first time
+            turns.append([(m, _of(left & {*bins}, m.move.selection)) for m in migrations])
+            left -= {*bins}
         return [[piece for piece in turn if piece[1]] for turn in turns if any(selection for _, selection in turn)]
-    cut = {(m.move.source, m.move.destination): (m, _pieces(m.move.selection, step)) for m in migrations}
+    cut: dict[Pair, list[tuple[Migration, Selection]]] = {}
+    for m in migrations:
+        pieces = [(m, selection) for selection in _pieces(m.move.selection, step)]
+        cut.setdefault((m.move.source, m.move.destination), []).extend(pieces)
     turns = []
-    while any(pieces for _, pieces in cut.values()):
-        pairs = [pair for pair, (_, pieces) in cut.items() if pieces]
+    while pairs := [pair for pair, pieces in cut.items() if pieces]:
         chosen = matched(pairs) if plan == "batched" else pairs[:1]
-        turns.append([(cut[pair][0], cut[pair][1].pop(0)) for pair in chosen])
+        turns.append([cut[pair].pop(0) for pair in chosen])
     return turns
 
 
