@@ -134,7 +134,7 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
     instance = Instance("average-1", Average(), event_type, part=bin_of("s1") % GROUPS, parts=GROUPS)
     out = instance.apply(records)
     yield "result", shown(next(result for result in out.results if result.key == "s1"))
-    delta = msgspec.msgpack.decode(wire.unpack(instance.delta(), msgspec.Raw))
+    delta = msgspec.msgpack.decode(wire.unpack(instance.deltas()[0], msgspec.Raw))
     lines = [f"{name}: {value}" for name, value in delta.items() if value]
     yield "delta", "\n".join(lines)
 
@@ -178,7 +178,7 @@ class Place:
                 records += [r._replace(body=Event(*r.body)) if r.kind == Kind.DATA else r for r in codec.records(entry)]
                 self.at[lane] = entry.position + 1
         out = self.instance.apply(records)
-        self.instance.delta()
+        self.instance.deltas()
         number = next(self.batch)
         for to in sorted({post.to for post in out.posts}):
             posts = [(p.kind, p.bin, p.body) for p in out.posts if p.to == to]

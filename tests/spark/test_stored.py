@@ -31,7 +31,7 @@ def part() -> StoredPart:
 
 
 def append(part: StoredPart, *deltas: bytes) -> list[int]:
-    return [part.append(part.open(2), delta) for delta in deltas]
+    return [part.append(part.open(2), [delta]) for delta in deltas]
 
 
 def test_a_worker_that_wrote_the_last_delta_lacks_nothing(part: StoredPart) -> None:
@@ -56,7 +56,7 @@ def test_what_another_query_left_in_a_worker_is_not_taken_for_an_empty_store(par
 
 def test_a_base_is_not_loaded_on_top_of_anything(part: StoredPart) -> None:
     first, last = append(part, b"one", b"two")
-    base = part.compact(part.open(2), b"base")
+    base = part.compact(part.open(2), [b"base"])
     (after,) = append(part, b"three")
     assert part.missing(part.open(2), last) == part.missing(part.open(2), first) == ([b"base", b"three"], False)
     assert part.missing(part.open(2), base) == ([b"three"], True)
@@ -71,12 +71,12 @@ def test_a_worker_that_was_away_too_long_loads_everything(part: StoredPart) -> N
 def test_deltas_outgrow_their_base_by_size_or_by_number(part: StoredPart) -> None:
     small, large = b"x", b"x" * (stored.GROWTH * stored.FLOOR)
     append(part, small)
-    assert not part.outgrown(part.open(2), small)
-    assert part.outgrown(part.open(2), large)
+    assert not part.outgrown(part.open(2), len(small))
+    assert part.outgrown(part.open(2), len(large))
     append(part, *[small] * (stored.MOST - 1))
-    assert part.outgrown(part.open(2), small)
-    part.compact(part.open(2), large)
-    assert not part.outgrown(part.open(2), large)
+    assert part.outgrown(part.open(2), len(small))
+    part.compact(part.open(2), [large])
+    assert not part.outgrown(part.open(2), len(large))
 
 
 def test_the_number_of_groups_is_fixed(part: StoredPart) -> None:

@@ -239,7 +239,7 @@ class Strange:
 
 def whole(instance: Instance) -> Delta:
     """All that an instance keeps."""
-    return wire.unpack(instance.snapshot(), Delta)
+    return wire.unpack(instance.snapshot()[0], Delta)
 
 
 def history() -> list[list[Record]]:
@@ -257,7 +257,7 @@ def test_all_deltas_together_are_the_snapshot() -> None:
     instance, deltas = part(), []
     for batch in history():
         instance.apply(batch)
-        deltas.append(instance.delta())
+        deltas += instance.deltas()
     again = part()
     again.load(deltas)
     assert whole(again) == whole(instance)
@@ -276,7 +276,7 @@ def test_a_worker_that_was_away_catches_up_with_the_deltas_it_missed() -> None:
     for number, batch in enumerate(history()):
         one, other = (here, there) if number % 2 else (there, here)
         one.apply(batch)
-        other.load([one.delta()])
+        other.load(one.deltas())
         assert whole(other) == whole(one)
     assert told(apply(here, data("k", 9, "end", at=60))) == told(apply(there, data("k", 9, "end", at=60)))
 
@@ -284,16 +284,16 @@ def test_a_worker_that_was_away_catches_up_with_the_deltas_it_missed() -> None:
 def test_a_delta_holds_only_what_its_batch_changed() -> None:
     instance = part()
     apply(instance, *[data(f"k{n}", n, "x" * 50) for n in range(100)])
-    whole = len(instance.delta())
+    whole = len(instance.deltas()[0])
     apply(instance, data("k1", 101, "y"))
-    assert len(instance.delta()) < whole / 20
+    assert len(instance.deltas()[0]) < whole / 20
 
 
 def test_records_waiting_for_their_state_survive_a_restart() -> None:
     instance = part("b")
     apply(instance, mark(Kind.BEGIN, move("k"), 1), data("k", 2, "x", at=7), data("k", 3, "y"))
     again = part("b")
-    again.load([instance.delta()])
+    again.load(instance.deltas())
     assert again.waiting == instance.waiting
     assert whole(again) == whole(instance)
 

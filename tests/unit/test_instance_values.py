@@ -42,7 +42,7 @@ def test_a_value_that_cannot_be_stored_or_sent_parks_its_record_alone(key: str, 
     assert [(result.seq, result.values["seen"]) for result in out.results] == [(0, 1), (2, 2)]
     assert [(n.key, n.seq) for n in out.notices if isinstance(n, Parked)] == [(key, 1)]
     again = Instance("i", Keep())
-    again.load([instance.delta()])
+    again.load(instance.deltas())
     after = again.apply([Record(9, Kind.DATA, bin_of(key), key, 9, 0, "r", 9, 9, 4)])
     assert after.results[0].values["seen"] == 3
 
@@ -52,7 +52,7 @@ def test_numbers_of_numpy_are_plain_numbers(number: Any) -> None:
     out, instance = applied("loud", number)
     assert not out.notices
     again = Instance("i", Keep())
-    again.load([instance.delta()])
+    again.load(instance.deltas())
     assert again._decode(again.entries["loud"].saved).kept == (number.item(),)  # type: ignore[arg-type]
 
 
@@ -65,6 +65,6 @@ def test_a_state_that_is_not_what_its_class_says_is_taken_as_it_is() -> None:
     first = Instance("i", Drift())
     first.apply([Record(0, Kind.DATA, bin_of("k"), "k", 0, 0, "r", 0, 0, 1)])
     again = Instance("i", Drift())
-    again.load([first.delta()])
+    again.load(first.deltas())
     out = again.apply([Record(1, Kind.DATA, bin_of("k"), "k", 1, 0, "r", 1, 1, 1)])
     assert out.results[0].values == {"seen": 1.0}

@@ -62,7 +62,7 @@ class Line:
             out = one.apply(mine)
             # of two keys that open together it does not matter which one comes first
             self.said.append(msgspec.structs.replace(out, results=sorted(out.results, key=attrgetter("key"))))
-            self.deltas[name][number].append(one.delta())
+            self.deltas[name][number] += one.deltas()
             if self.restarts:
                 self.parts[name][number] = part(name, number, one.parts)
                 self.parts[name][number].load(self.deltas[name][number])

@@ -108,4 +108,4 @@ def test_settings_that_an_older_writer_did_not_know_have_their_defaults() -> Non
 
 def test_a_part_takes_no_damaged_delta() -> None:
     with pytest.raises(Corrupt):
-        part().load([part().delta(), part().delta()[:-1]])
+        part().load([*part().deltas(), part().deltas()[0][:-1]])

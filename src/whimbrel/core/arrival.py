@@ -22,18 +22,15 @@ if TYPE_CHECKING:
 class Receiver(msgspec.Struct):
     """Puts a move's parcels together."""
 
-    pieces: dict[str, list[bytes]] = {}
-
-    def join(self, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
+    def join(self, instance: Instance, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
         """A key's luggage, or None while pieces of it are under way."""
         if parcel.pieces == 1:
             return luggage
-        pieces = self.pieces.setdefault(key, [])
-        if parcel.piece == len(pieces):
-            pieces.append(luggage.state)
+        pieces = instance.gather(parcel.move, key, parcel.piece, luggage.state)
         if len(pieces) < parcel.pieces:
             return None
-        return msgspec.structs.replace(luggage, state=b"".join(self.pieces.pop(key)))
+        instance.scatter(parcel.move, key)
+        return msgspec.structs.replace(luggage, state=b"".join(pieces))
 
 
 class Arrival(Receiver, tag=True):
@@ -81,7 +78,7 @@ class Arrival(Receiver, tag=True):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
         for key, luggage in parcel.keys.items():
-            whole = self.join(key, luggage, parcel)
+            whole = self.join(instance, key, luggage, parcel)
             if whole is not None and key not in instance.entries:
                 instance.install(key, whole)
                 self._catch_up(instance, key, out)
@@ -115,6 +112,7 @@ class Arrival(Receiver, tag=True):
             self.off.add(record.src)
             if self.off == self.move.routers:
                 instance.drop(instance.keys_in(self.move))
+                instance.scatter(self.move.id)
                 for key in [key for key in instance.waiting if self.takes(key)]:
                     instance.unbuffer(key)
                 del instance.moves.arrivals[self.move.id]

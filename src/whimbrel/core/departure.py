@@ -1,15 +1,16 @@
 """Keys that leave: what the source instance of a move does.
 
 Between BEGIN and CUTOVER the source goes on as if nothing happened (phase LEAVING): it applies, it emits. Beside that
-it ships the state of each leaving key once, as many per batch as the byte budget allows. A key's luggage says up to
-which `seq` it reaches, so keys may leave at different moments: the destination replays what it lacks.
+it ships the state of each leaving key once, as many per batch as the byte budget allows, a large one in pieces. Its
+luggage says up to which `seq` it reaches, so keys may leave at different moments: the destination replays what it
+lacks.
 
 With `hold`, the routers keep the keys' records from BEGIN on, so the keys stand still here until CUTOVER or ABORT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -34,12 +35,19 @@ if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
+OVERHEAD = 64
+"""Bytes that a key takes in a parcel beside its state, about."""
+
+
 class Sender(msgspec.Struct):
     """Sends state to the destination of a move, and counts the bytes."""
 
     move: Move
     state_bytes: int = 0
     sent_bytes: int = 0
+    carried: str = ""
+    """The large key whose pieces are being sent, over several batches if need be; and the next `piece` of it."""
+    piece: int = 0
 
     def pack(
         self,
@@ -50,40 +58,69 @@ class Sender(msgspec.Struct):
         ticks: Sequence[Tick] = (),
         kind: Kind = Kind.PARCEL,
     ) -> None:
-        """Send keys, and what waited for keys: one parcel a bin, but a key larger than a chunk in pieces of its own."""
-        backlog = dict(backlog or {})
+        """Send keys, and what waited for keys: one parcel a bin."""
         by_bin: dict[int, dict[str, Luggage]] = {}
         for key, luggage in loads.items():
             self.state_bytes += len(luggage.state)
-            if len(luggage.state) > self.move.chunk:
-                self._send_pieces(instance, key, luggage, out, backlog.pop(key, None), ticks, kind)
-            else:
-                by_bin.setdefault(bin_of(key), {})[key] = luggage
+            by_bin.setdefault(bin_of(key), {})[key] = luggage
         behind: dict[int, dict[str, list[Buffered]]] = {}
-        for key, records in backlog.items():
+        for key, records in (backlog or {}).items():
             behind.setdefault(bin_of(key), {})[key] = records
         for bin in {**by_bin, **behind}:
             parcel = Parcel(self.move.id, bin, by_bin.get(bin, {}), backlog=behind.get(bin, {}), ticks=list(ticks))
             self.send(instance, kind, parcel, out, bin)
 
-    def _send_pieces(
+    def is_large(self, luggage: Luggage) -> bool:
+        """Whether a key has more state than one parcel takes."""
+        return len(luggage.state) > self.move.chunk
+
+    def carry(
         self,
         instance: Instance,
-        key: str,
         luggage: Luggage,
+        room: int,
         out: Emissions,
-        records: list[Buffered] | None,
-        ticks: Sequence[Tick],
-        kind: Kind,
-    ) -> None:
-        """What waited for the key goes with the last piece: not after it, for then the key is open."""
-        size, state, bin = self.move.chunk, luggage.state, bin_of(key)
+        kind: Kind = Kind.PARCEL,
+        waited: Callable[[], list[Buffered]] = list,
+        ticks: Sequence[Tick] = (),
+    ) -> int:
+        """Send pieces of the large key that is carried, as long as there is room; return the room that is left.
+
+        What has waited for the key goes with the last piece: not after it, for then the key is open.
+        """
+        key, size, state = self.carried, self.move.chunk, luggage.state
         pieces = -(-len(state) // size)
-        for piece in range(pieces):
-            load = {key: msgspec.structs.replace(luggage, state=state[piece * size : (piece + 1) * size])}
-            behind = {key: records} if records and piece == pieces - 1 else {}
-            parcel = Parcel(self.move.id, bin, load, piece, pieces, backlog=behind, ticks=list(ticks))
-            self.send(instance, kind, parcel, out, bin)
+        while room > 0 and self.carried:
+            load = {key: msgspec.structs.replace(luggage, state=state[self.piece * size : (self.piece + 1) * size])}
+            last = self.piece == pieces - 1
+            records = waited() if last else []
+            behind = {key: records} if records else {}
+            parcel = Parcel(self.move.id, bin_of(key), load, self.piece, pieces, backlog=behind, ticks=list(ticks))
+            self.send(instance, kind, parcel, out, parcel.bin)
+            room -= len(load[key].state) + OVERHEAD
+            self.carried, self.piece = ("", 0) if last else (key, self.piece + 1)
+        if not self.carried:
+            self.state_bytes += len(state)
+        return room
+
+    @property
+    def place(self) -> str:
+        """Where the key that is carried is stashed away: more than one move may carry it."""
+        return f"{self.move.id} {self.carried}"
+
+    def carry_stashed(self, instance: Instance, room: int, out: Emissions, kind: Kind = Kind.PARCEL) -> int:
+        """Carry a key that is being served meanwhile: what leaves is its state as it was when it was stashed away."""
+        place = self.place
+        room = self.carry(instance, instance.stashed[place], room, out, kind)
+        if not self.carried:
+            instance.stash(place, None)
+        return room
+
+    def put_down(self, instance: Instance) -> None:
+        """Carry nothing any more."""
+        if self.place in instance.stashed:
+            instance.stash(self.place, None)
+        self.carried, self.piece = "", 0
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
         """Post a message to the destination."""
@@ -137,6 +174,7 @@ class Departure(Sender, kw_only=True, tag=True):
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == routers:
+                self.put_down(instance)
                 del instance.moves.departures[self.move.id]
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
@@ -144,14 +182,22 @@ class Departure(Sender, kw_only=True, tag=True):
         """At the end of a batch: send what the budget allows of the keys that have not left yet."""
         if self.queue is None or self.shipped or self.off or self.cut:
             return
-        left = self.move.budget
+        room = self.move.budget
         loads: dict[str, Luggage] = {}
-        while self.queue and left > 0:
+        while room > 0 and (self.carried or self.queue):
+            if self.carried:
+                room = self.carry_stashed(instance, room, out)
+                continue
             key = self.queue.pop()
-            loads[key] = self._luggage(instance, key)
-            left -= len(loads[key].state) + 64
+            luggage = self._luggage(instance, key)
+            if self.is_large(luggage):
+                self.carried = key
+                instance.stash(self.place, luggage)
+            else:
+                loads[key] = luggage
+                room -= len(luggage.state) + OVERHEAD
         self.pack(instance, loads, out)
-        if self.queue:
+        if self.queue or self.carried:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         else:
             self.shipped = True

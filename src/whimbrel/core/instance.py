@@ -47,6 +47,12 @@ LAPSED = -1
 """The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
 
 
+LARGE = 1 << 20
+"""A larger state is kept in its stored form only between batches, not decoded as well."""
+LARGE_DELTA = 8 << 20
+"""About the largest blob that is given to a state store."""
+
+
 class Entry:
     """One key of an instance. `saved` is its state at the end of the last batch, `since` what was done after, and
     whether in silence."""
@@ -73,14 +79,32 @@ class Moves(msgspec.Struct):
     epochs: tuple[list[int], dict[str, int]] | None = None
 
 
+class Gathered(msgspec.Struct, array_like=True):
+    """Pieces of a large key that have come. `anew`: those that came before do not count."""
+
+    anew: bool
+    added: list[bytes] = []
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a state that is too large to be stored as one: it belongs to the luggage that follows."""
+
+    field: str
+    key: str
+    state: bytes
+
+
 class Delta(msgspec.Struct):
-    """What one batch changed. None for a key means: forgotten."""
+    """What one batch changed, or a part of it. None for a key means: forgotten."""
 
     entries: dict[str, Luggage | None] = {}
     waiting: dict[str, list[Buffered] | None] = {}
     replicas: dict[str, Luggage | None] = {}
     positions: dict[str, int] = {}
     moves: Moves | None = None
+    stashed: dict[str, Luggage | None] = {}
+    gathered: dict[str, Gathered] = {}
+    chunk: Chunk | None = None
 
 
 class Instance:
@@ -100,6 +124,10 @@ class Instance:
         self.waiting: dict[str, list[Record]] = {}
         self.replicas: dict[str, Luggage] = {}
         """Copies of others' keys, if this is their standby."""
+        self.stashed: dict[str, Luggage] = {}
+        """By move and key: large states that are leaving in pieces, as they were when the first piece left."""
+        self.gathered: dict[str, list[bytes]] = {}
+        """By move and key: pieces of large states that are coming."""
         self.moves = Moves()
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
@@ -481,6 +509,32 @@ class Instance:
         else:
             self.replicas[key] = luggage
 
+    def stash(self, place: str, luggage: Luggage | None) -> None:
+        """Keep a large state as it is now until its last piece has left, or forget it."""
+        self._delta.stashed[place] = luggage
+        if luggage is None:
+            del self.stashed[place]
+        else:
+            self.stashed[place] = luggage
+
+    def gather(self, move: str, key: str, number: int, piece: bytes) -> list[bytes]:
+        """Keep a piece of a large state that comes with a move; return all that have come."""
+        if not number:
+            self.scatter(move, key)
+        place = f"{move} {key}"
+        pieces = self.gathered.setdefault(place, [])
+        if number == len(pieces):
+            pieces.append(piece)
+            self._delta.gathered.setdefault(place, Gathered(anew=False)).added.append(piece)
+        return pieces
+
+    def scatter(self, move: str, key: str = "") -> None:
+        """Keep no pieces of a key, or of any, that came with a move."""
+        for place in [place for place in self.gathered if place.startswith(f"{move} {key}")]:
+            if not key or place == f"{move} {key}":
+                del self.gathered[place]
+                self._delta.gathered[place] = Gathered(anew=True)
+
     def promote(self, key: str) -> None:
         """A key lives here now: its copy, if there is one, becomes its state."""
         luggage = self.replicas.get(key)
@@ -521,6 +575,8 @@ class Instance:
                     state = self._encode(entry.state)
                 self.state_bytes += len(state) - (len(entry.saved.state) if entry.saved else 0)
                 entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), state)
+                if len(state) > LARGE:
+                    entry.state = None
             entry.since = []
             delta.entries[key] = entry.saved
         for key in self._waited:
@@ -539,42 +595,57 @@ class Instance:
                 setattr(state, name, value)
             return state
 
-    def delta(self) -> bytes:
-        """What changed since the last call, for whoever keeps this instance's state."""
+    def deltas(self, limit: int = LARGE_DELTA) -> list[bytes]:
+        """What changed since the last call, for whoever keeps this instance's state. Usually one blob, never large."""
         delta, self._delta = self._delta, Delta()
         delta.positions = self.positions
         if self._moved or self.moves.departures or self.moves.arrivals or self.moves.replications:
             self.moves.epochs = self.epochs.dump()
             delta.moves = self.moves
             self._moved = False
-        return wire.pack(delta)
+        return _packed(delta, limit)
 
-    def snapshot(self) -> bytes:
-        """Everything, in the form of one delta: what a list of deltas is compacted to."""
+    def snapshot(self, limit: int = LARGE_DELTA) -> list[bytes]:
+        """Everything, in the form of deltas: what a longer list of them is compacted to."""
         self.moves.epochs = self.epochs.dump()
         entries = {key: entry.saved for key, entry in self.entries.items()}
         waiting = {key: [self.stored(record) for record in held] for key, held in self.waiting.items()}
-        return wire.pack(Delta(entries, {**waiting}, {**self.replicas}, self.positions, self.moves))
+        gathered = {key: Gathered(anew=True, added=list(pieces)) for key, pieces in self.gathered.items()}
+        whole = Delta(entries, {**waiting}, {**self.replicas}, self.positions, self.moves, {**self.stashed}, gathered)
+        return _packed(whole, limit)
 
     def load(self, deltas: Iterable[bytes]) -> None:
         """Become what these deltas, in order, describe: for a fresh instance, or one that has all those before."""
+        chunks: dict[tuple[str, str], list[bytes]] = {}
         for blob in deltas:
             delta = wire.unpack(blob, Delta)
-            for key, luggage in delta.entries.items():
-                if luggage is None:
-                    self.entries.pop(key, None)
-                else:
-                    self.entries[key] = Entry(None, luggage)
-            for key, held in delta.waiting.items():
-                if held is None:
+            if delta.chunk is not None:
+                chunks.setdefault((delta.chunk.field, delta.chunk.key), []).append(delta.chunk.state)
+                continue
+            kept: dict[str, dict[str, Any]] = {
+                "entries": self.entries,
+                "replicas": self.replicas,
+                "stashed": self.stashed,
+            }
+            for field, held in kept.items():
+                changed: dict[str, Luggage | None] = getattr(delta, field)
+                for key, luggage in changed.items():
+                    if luggage is None:
+                        held.pop(key, None)
+                        continue
+                    if (field, key) in chunks:
+                        luggage = msgspec.structs.replace(luggage, state=b"".join(chunks.pop((field, key))))
+                    held[key] = Entry(None, luggage) if field == "entries" else luggage
+            for key, records in delta.waiting.items():
+                if records is None:
                     self.waiting.pop(key, None)
                 else:
-                    self.waiting[key] = [self.restored(buffered) for buffered in held]
-            for key, luggage in delta.replicas.items():
-                if luggage is None:
-                    self.replicas.pop(key, None)
-                else:
-                    self.replicas[key] = luggage
+                    self.waiting[key] = [self.restored(buffered) for buffered in records]
+            for key, pieces in delta.gathered.items():
+                if pieces.anew:
+                    self.gathered.pop(key, None)
+                if pieces.added:
+                    self.gathered.setdefault(key, []).extend(pieces.added)
             self.positions = delta.positions
             if delta.moves is not None:
                 self.moves = delta.moves
@@ -594,3 +665,31 @@ class Instance:
         """The record again."""
         body = self._event.decode(b.body)
         return Record(b.offset, Kind.DATA, b.bin, b.key, b.seq, b.epoch, b.src, b.event_us, b.ingress_us, body)
+
+
+def _packed(delta: Delta, limit: int) -> list[bytes]:
+    """A delta as blobs of about `limit` bytes at most, to be loaded one after the other."""
+    blob = wire.pack(delta)
+    if len(blob) <= limit:
+        return [blob]
+    blobs, part, size = [], Delta(positions=delta.positions), 0
+    for field in ("entries", "replicas", "stashed"):
+        changed: dict[str, Luggage | None] = getattr(delta, field)
+        for key, luggage in changed.items():
+            if luggage is not None and len(luggage.state) > limit:
+                state = luggage.state
+                for at in range(0, len(state), limit):
+                    blobs.append(wire.pack(Delta(chunk=Chunk(field, key, state[at : at + limit]))))
+                luggage = msgspec.structs.replace(luggage, state=b"")
+            getattr(part, field)[key] = luggage
+            size += len(luggage.state) + len(key) if luggage else len(key)
+            if size > limit:
+                blobs.append(wire.pack(part))
+                part, size = Delta(positions=delta.positions), 0
+    for key, pieces in delta.gathered.items():
+        for number, piece in enumerate(pieces.added or [b""]):
+            one = Gathered(pieces.anew and not number, [piece] if pieces.added else [])
+            blobs.append(wire.pack(Delta(positions=delta.positions, gathered={key: one})))
+    part.waiting, part.moves = delta.waiting, delta.moves
+    blobs.append(wire.pack(part))
+    return blobs

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whimbrel.core.arrival import Receiver
-from whimbrel.core.departure import Sender
+from whimbrel.core.departure import OVERHEAD, Sender
 from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Parcel, Shipped, Warm
 
 if TYPE_CHECKING:
@@ -38,16 +38,22 @@ class Replication(Sender, kw_only=True):
             return
         room = self.move.budget
         loads: dict[str, Luggage] = {}
-        for key in sorted(self.lacking):
-            if room <= 0:
-                break
+        lacking = sorted(self.lacking, reverse=True)
+        while room > 0 and (self.carried or lacking):
+            if self.carried:
+                room = self.carry_stashed(instance, room, out, Kind.REPLICA)
+                continue
+            key = lacking.pop()
             self.lacking.discard(key)
             saved = instance.entries[key].saved if key in instance.entries else None
-            if saved is not None:
+            if saved is not None and self.is_large(saved):
+                self.carried = key
+                instance.stash(self.place, saved)
+            elif saved is not None:
                 loads[key] = saved
-                room -= len(saved.state) + 64
+                room -= len(saved.state) + OVERHEAD
         self.pack(instance, loads, out, kind=Kind.REPLICA)
-        if self.lacking:
+        if self.lacking or self.carried:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         elif not self.warm:
             self.warm = True
@@ -55,6 +61,7 @@ class Replication(Sender, kw_only=True):
 
     def cease(self, instance: Instance, out: Emissions) -> None:
         """The standby is not wanted any more."""
+        self.put_down(instance)
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
 
@@ -67,9 +74,7 @@ class Standby(Receiver, kw_only=True):
     def install(self, instance: Instance, parcel: Parcel) -> None:
         """Copies have come."""
         for key, luggage in parcel.keys.items():
-            if parcel.piece == 0:
-                self.pieces.pop(key, None)
-            whole = self.join(key, luggage, parcel)
+            whole = self.join(instance, key, luggage, parcel)
             if whole is not None and key not in instance.entries:
                 instance.keep_replica(key, whole)
 
@@ -89,3 +94,4 @@ class Standby(Receiver, kw_only=True):
         """Forget the copies."""
         for key in [key for key in instance.replicas if key in self.move.selection]:
             instance.keep_replica(key, None)
+        instance.scatter(self.move.id)

@@ -18,12 +18,13 @@ One holder at any time: a key is forgotten at the source in the batch that ships
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from whimbrel.core.arrival import Receiver, catch_up
-from whimbrel.core.departure import Sender
+from whimbrel.core.departure import OVERHEAD, Sender
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
 from whimbrel.core.record import (
     Buffered,
@@ -137,10 +138,11 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self.needed += self.hinted
         self.hinted = []
         self._look_up(instance)
-        loads, backlog = self._load(instance)
-        self.pack(instance, loads, out, backlog, self.ticks)
+        loads = self._load(instance, out)
+        left = sorted(key for key in instance.waiting if self.takes(key) and key not in instance.entries)
+        self.pack(instance, loads, out, {key: self._backlog(instance, key) for key in left}, self.ticks)
         self._tell(instance, out)
-        if self.needed or self.rest:
+        if self.needed or self.rest or self.carried:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
 
     def _close(self, instance: Instance, out: Emissions) -> None:
@@ -170,16 +172,17 @@ class SwitchOut(Sender, kw_only=True, tag=True):
                 self.state_bytes += len(saved.state) if saved else 0
                 self.forget(instance, key)
         if replication is not None:
+            replication.put_down(instance)
             self.sent_bytes += replication.sent_bytes
 
     def lacking(self, keys: list[str], replication: Replication | None) -> set[str]:
         """Keys of which the standby has no fresh copy."""
-        return set(keys) if replication is None else replication.lacking
+        return set(keys) if replication is None else {*replication.lacking, replication.carried}
 
     def _look_ahead(self, instance: Instance) -> None:
         """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
         waiting = [key for key in instance.waiting if key in instance.entries and self.takes(key)]
-        known = set(self.needed)
+        known = {*self.needed, self.carried}
         ranked = sorted(
             (instance.waiting[key][0].offset >> ENTRY, -len(instance.waiting[key]), key)
             for key in waiting
@@ -203,23 +206,37 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self.asked += by_unit
         self.questions = []
 
-    def _load(self, instance: Instance) -> tuple[dict[str, Luggage], dict[str, list[Buffered]]]:
-        """What leaves in this batch: keys, and the backlog of keys that leave or have left."""
+    def _load(self, instance: Instance, out: Emissions) -> dict[str, Luggage]:
+        """The keys that leave in this batch; pieces of large ones are on their way already."""
         loads: dict[str, Luggage] = {}
         room = self.move.budget
-        while room > 0 and (self.needed or self.rest):
-            key = self.needed.pop(0) if self.needed else self.rest.pop()
-            if key in instance.entries:
-                loads[key] = self._luggage(instance, key)
-                room -= len(loads[key].state) + 64
+        while room > self._reserve() and (self.carried or self.needed or self.rest):
+            key = self.carried or (self.needed.pop(0) if self.needed else self.rest.pop())
+            if key not in instance.entries:
+                continue
+            luggage = self._luggage(instance, key)
+            if self.is_large(luggage):
+                self.carried = key
+                waited = partial(self._backlog, instance, key)
+                room = self.carry(instance, luggage, room, out, waited=waited, ticks=self.ticks)
+            else:
+                loads[key] = luggage
+                room -= len(luggage.state) + OVERHEAD
+            if not self.carried:
+                self.left -= 1
                 self.forget(instance, key)
-        self.left -= len(loads)
-        backlog: dict[str, list[Buffered]] = {}
-        for key in sorted(instance.waiting):
-            if self.takes(key) and key not in instance.entries:
-                records = [record._replace(epoch=self.move.epoch) for record in instance.unbuffer(key)]
-                backlog[key] = [instance.stored(record) for record in records]
-        return loads, backlog
+        return loads
+
+    def _reserve(self) -> int:
+        """Room that is not for what nobody waits for: where keys are asked for, more questions will come, and a link
+        that is full of others makes them wait."""
+        spare = self.move.order == "demand" and not self.needed and not self.carried
+        return self.move.budget * 3 // 4 if spare else 0
+
+    def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
+        """What waited for a key here; the destination will speak of it."""
+        records = instance.unbuffer(key)
+        return [instance.stored(record._replace(epoch=self.move.epoch)) for record in records]
 
     def forget(self, instance: Instance, key: str) -> None:
         """What is shipped is no longer here."""
@@ -232,7 +249,8 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _tell(self, instance: Instance, out: Emissions) -> None:
         """Say which units and keys cannot come any more, and how far we are."""
-        under_way = {unit_of(key, self.move.split) for key in (*self.needed, *self.rest)} if self.asked else set()
+        leaving = filter(None, (*self.needed, *self.rest, self.carried)) if self.asked else ()
+        under_way = {unit_of(key, self.move.split) for key in leaving}
         gone = [unit for unit in self.asked if unit not in under_way]
         self.asked = [unit for unit in self.asked if unit in under_way]
         if gone or self.absent:
@@ -332,7 +350,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: states, and what waited for them at the source."""
         for key, luggage in parcel.keys.items():
-            whole = self.join(key, luggage, parcel)
+            whole = self.join(instance, key, luggage, parcel)
             if whole is not None:
                 instance.install(key, whole)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):

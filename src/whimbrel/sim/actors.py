@@ -186,9 +186,10 @@ class InstanceActor(Actor):
     def _commit(self) -> None:
         assert self.plan is not None
         for part, kept in zip(self.parts, self.deltas, strict=True):
-            kept.append(part.delta())
-            if len(kept) > 8:
-                kept[:] = [part.snapshot()]
+            limit = self.world.random.choice([30, 1 << 20])
+            kept += part.deltas(limit)
+            if len(kept) > 16:
+                kept[:] = part.snapshot(limit)
         self.at, self.plan, self.batch = self.plan, None, self.batch + 1
         inbox = self.world.inboxes[self.name]
         inbox.trim(self.at[0], Lane.DATA)

@@ -103,6 +103,8 @@ def check_end(world: World) -> None:
     for name, actor in world.instances.items():
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
+        if any(part.stashed or part.gathered for part in actor.parts):
+            raise Violation("settled", f"{name} still has pieces of a state")
         if any(part.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):

@@ -73,11 +73,11 @@ class GroupProcessor(StatefulProcessor):
         head = self._stored.open(self.groups)
         instance = self._instance(part, event_type, head)
         emissions = instance.apply(records)
-        delta = instance.delta()
-        if self._stored.outgrown(head, delta):
+        deltas = instance.deltas()
+        if self._stored.outgrown(head, sum(map(len, deltas))):
             nonce = self._stored.compact(head, instance.snapshot())
         else:
-            nonce = self._stored.append(head, delta)
+            nonce = self._stored.append(head, deltas)
         _held[self.name, part] = Held(instance, nonce, self._maker(event_type))
         return emissions, instance.state_bytes
 

@@ -76,20 +76,20 @@ class StoredPart:
         behind = len(head.nonces) - 1 - head.nonces.index(nonce) if on_top else head.next - head.first
         return Missing([self._delta(number) for number in range(head.next - behind, head.next)], on_top)
 
-    def outgrown(self, head: Head, delta: bytes) -> bool:
-        """Whether a base should be written instead of this delta."""
-        grown = head.delta_bytes + len(delta) > GROWTH * max(head.base_bytes, FLOOR)
+    def outgrown(self, head: Head, size: int) -> bool:
+        """Whether a base should be written instead of deltas of this size."""
+        grown = head.delta_bytes + size > GROWTH * max(head.base_bytes, FLOOR)
         return grown or head.next - head.first >= MOST
 
-    def append(self, head: Head, delta: bytes) -> int:
-        """Store what a batch changed; return its nonce."""
-        head.delta_bytes += len(delta)
-        return self._store(head, delta)
+    def append(self, head: Head, deltas: list[bytes]) -> int:
+        """Store what a batch changed; return the nonce of the last delta."""
+        head.delta_bytes += sum(map(len, deltas))
+        return self._store(head, deltas)
 
-    def compact(self, head: Head, base: bytes) -> int:
-        """Store everything anew, in place of the deltas so far; return its nonce."""
+    def compact(self, head: Head, base: list[bytes]) -> int:
+        """Store everything anew, in place of the deltas so far; return the nonce of the last blob."""
         self._blobs.clear()
-        head.first, head.base_bytes, head.delta_bytes = head.next, len(base), 0
+        head.first, head.base_bytes, head.delta_bytes = head.next, sum(map(len, base)), 0
         # A base says nothing of the keys that are gone, so it cannot be loaded on top of what a worker has.
         head.nonces = []
         return self._store(head, base)
@@ -100,10 +100,10 @@ class StoredPart:
             raise Corrupt(f"the state store lacks delta {number}, which its head names")
         return bytes(found[0])
 
-    def _store(self, head: Head, blob: bytes) -> int:
-        nonce = secrets.randbits(63) | 1
-        self._blobs.updateValue((head.next,), (blob,))
-        head.next += 1
-        head.nonces = [*head.nonces[1 - REMEMBERED :], nonce]
+    def _store(self, head: Head, blobs: list[bytes]) -> int:
+        for blob in blobs:
+            self._blobs.updateValue((head.next,), (blob,))
+            head.next += 1
+            head.nonces = [*head.nonces[1 - REMEMBERED :], secrets.randbits(63) | 1]
         self._blobs.updateValue((HEAD,), (wire.pack(head),))
-        return nonce
+        return head.nonces[-1]
