@@ -159,6 +159,16 @@ def test_a_trimmed_log_goes_on_where_it_was(log: Log) -> None:
     assert (log.backlog(14), log.advance(14, 3)) == (4, 16)
 
 
+def test_within_takes_what_fits_and_at_least_one_entry(log: Log) -> None:
+    for counter, size in enumerate((10, 5, 30, 1)):
+        log.append(b"x" * size, count=1, writer="w", counter=counter)
+    reach = {(0, 0): 1, (0, 14): 1, (0, 15): 2, (0, 44): 2, (0, 45): 3, (0, 46): 4, (0, 99): 4, (2, 3): 3, (4, 9): 4}
+    assert {(start, size): log.within(start, size) for start, size in reach} == reach
+    log.trim(2)
+    with pytest.raises(Trimmed):
+        log.within(1, 99)
+
+
 def test_advance_takes_what_fits_and_at_least_one_entry(log: Log) -> None:
     write(log, 10, 1, 0, 2, 0, 50)
     reach = {(0, 0): 1, (0, 9): 1, (0, 10): 1, (0, 11): 3, (0, 12): 3, (0, 13): 5, (1, 3): 5, (1, 53): 6, (2, 0): 3}

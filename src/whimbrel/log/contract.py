@@ -62,8 +62,8 @@ class Log(Appendable, Protocol):
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
         """The entries with start <= position < end, in order; `end` None means up to the tail; beyond it is nothing.
 
-        Like `advance` and `backlog` it raises `Trimmed` if start lies below the head: what is gone must not look as if
-        it had never been.
+        Like `advance`, `within` and `backlog` it raises `Trimmed` if start lies below the head: what is gone must not
+        look as if it had never been.
         """
 
     def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
@@ -71,6 +71,9 @@ class Log(Appendable, Protocol):
 
         At least one entry is taken if there is one, so that a reader never starves on a large entry.
         """
+
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        """The furthest position such that the entries from `start` up to it have at most `size` bytes; at least one."""
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         """How many records lie from `start` to the tail."""

@@ -49,6 +49,16 @@ class MemoryLog:
             furthest = bisect_right(ruler.totals, ruler.totals[first] + records) - 1
             return ruler.head + max(furthest, first + 1)
 
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        entries = self.read(start, lane=lane)
+        number = 0
+        for entry in entries:
+            size -= len(entry.blob)
+            if number and size < 0:
+                break
+            number += 1
+        return start + number
+
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         ruler = self._rulers[lane]
         with self._lock:

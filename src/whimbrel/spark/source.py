@@ -33,6 +33,8 @@ from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.events import PLACE
 
 FORMAT = "whimbrel"
+MOST_CONTROL = 64 << 20
+"""Bytes of parcels that one batch takes, about: more of them wait, as they would in a link."""
 TRIM_EVERY = 64
 """Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
 
@@ -121,7 +123,7 @@ class InboxReader(DataSourceStreamReader):
                 return start
         log = open_log(self.reading.path)
         data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
-        return {"data": data, "control": log.tail(Lane.CONTROL)}
+        return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         return [Range(start, end)] if start != end else []
