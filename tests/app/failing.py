@@ -50,6 +50,9 @@ class FailingLog:
     def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
         return self.log.advance(start, records, lane)
 
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        return self.log.within(start, size, lane)
+
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         return self.log.backlog(start, lane)
 

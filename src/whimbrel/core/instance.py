@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import msgspec
@@ -46,6 +47,10 @@ PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
 LAPSED = -1
 """The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
 
+
+_KIND = itemgetter(Record._fields.index("kind"))
+_PLACE = itemgetter(Record._fields.index("src"), Record._fields.index("seq"))
+"""Asked of every record: as fast as it goes."""
 
 LARGE = 1 << 20
 """A larger state is kept in its stored form only between batches, not decoded as well."""
@@ -158,15 +163,17 @@ class Instance:
         """Apply one batch, in order: control lane first, then data by offset."""
         out = Emissions()
         diverted = self.moves.arrivals or any(departure.closed for departure in self.moves.departures.values())
-        if not diverted and not any(record.kind for record in records):
+        if not diverted and not any(map(_KIND, records)):
             for record in records:
                 self._serve(record, out)
+            places = [*dict(map(_PLACE, records)).items()]  # of plain data, the last of each router is the furthest
         else:
             for record in records:
                 self._handlers[record.kind](self, record, out)
-        for record in records:
-            if record.seq > self.positions.get(record.src, -1):
-                self.positions[record.src] = record.seq
+            places = [*map(_PLACE, records)]
+        for src, seq in places:
+            if seq > self.positions.get(src, -1):
+                self.positions[src] = seq
         for replication in self.moves.replications.values():
             replication.note(self._touched)
         self._seal(out)
@@ -185,7 +192,7 @@ class Instance:
         entry = self.entries.get(record.key)
         if entry is None:
             entry = self.entries[record.key] = Entry(self.operator.State())
-        elif self.is_duplicate(entry, record):
+        elif record.seq <= entry.seq and self.is_duplicate(entry, record):
             self.duplicates += 1
             return
         self._touched.add(record.key)
@@ -194,8 +201,9 @@ class Instance:
         self._attempt(entry, record, out, silent)
 
     def is_duplicate(self, entry: Entry, record: Record) -> bool:
-        """Whether the key has this record already. Rows that `prepare` made of one record share its offset."""
-        return record.seq <= entry.seq and not (record.seq == entry.seq and record.offset == entry.offset)
+        """Whether the key has this record, which is not newer than the last one, already: rows that `prepare` made of
+        one record share its offset."""
+        return not (record.seq == entry.seq and record.offset == entry.offset)
 
     def _process(self, entry: Entry, record: Record) -> None:
         key, context = record.key, self._context
