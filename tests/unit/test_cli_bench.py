@@ -80,7 +80,8 @@ def test_a_broken_promise_or_a_failed_run_is_told_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = Runs({"lost": 3}, Unavailable("waited in vain"), None)
-    arguments = ("--link", "none", "--repeat", "1", "--plots", str(tmp_path))
+    some = ("--protocols", "live,pause,restart")
+    arguments = (*some, "--link", "none", "--repeat", "1", "--plots", str(tmp_path))
     status, output = invoke(monkeypatch, ends, *arguments)
     assert status == 1
     assert "lost 3" in output

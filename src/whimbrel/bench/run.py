@@ -48,6 +48,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each record changes the whole state of its key, or only the count in it."""
     rate: float = 2000.0
     skew: float = 0.0
+    active: float = 1.0
+    """The share of the keys that records come for; the others only have their state."""
     share: float = 0.5
     """Of the keys, that moves; `restart` knows no part of an instance and moves all."""
     moved: int | None = None
@@ -92,10 +94,9 @@ def check(setting: Setting) -> None:
     """Refuse what this version of Whimbrel cannot do, before anything starts."""
     if setting.protocol not in (*PROTOCOLS, NO_MOVE):
         raise Refused(f"protocol {setting.protocol!r} is not there; this version has: {', '.join(PROTOCOLS)}")
-    known = inspect.signature(application.App.migrate).parameters
     for option in setting.options:
-        if option not in known:
-            raise Refused(f"protocol {setting.protocol!r} has no option {option!r} in this version")
+        if option not in {"budget", "chunk", *PROTOCOLS[setting.protocol].options}:
+            raise Refused(f"protocol {setting.protocol!r} has no option {option!r}")
     if setting.link is not None and "links" not in inspect.signature(application.run).parameters:
         raise Refused(f"this version has no links between sites (wanted: {setting.link}); measure with --link none")
     if setting.keys < 1 or setting.rate <= 0 or not 0 < setting.share <= 1:
@@ -106,7 +107,9 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
     """Run it. The report has `held`, `figures` (of the move as a whole) and `series` (latency over time) besides."""
     check(setting)
     operator, witness = KeyCount(setting.state_bytes, setting.churn), Witness()
-    load: Any = Load(setting.keys, setting.rate, skew=setting.skew, seed=seed, state_bytes=setting.state_bytes)
+    load: Any = Load(
+        setting.keys, setting.rate, skew=setting.skew, active=setting.active, seed=seed, state_bytes=setting.state_bytes
+    )
     pipeline = Pipeline("whimbrel-bench", load, key="key").stage(STAGE, operator)
     links: dict[str, Any] = {"links": setting.link} if setting.link is not None else {}
     show("starting")

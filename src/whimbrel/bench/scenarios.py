@@ -53,6 +53,7 @@ SCENARIOS: dict[str, Scenario] = {
     "key-count": Scenario(
         about="half of 10,000 keys of 1 KiB move over a slow link, 2,000 records/s",
         base=Setting(link=SLOW_LINK),
+        candidates=tuple(map(Candidate, ("live", "push", "fetch", "pause", "fluid", "replicate", "restart"))),
         published=(*known.PAM, *known.TRADE_OFFS),
     ),
     "thesis-e1": Scenario(
@@ -69,8 +70,10 @@ SCENARIOS: dict[str, Scenario] = {
         published=known.CHECKPOINTS,
     ),
     "pam-spike": Scenario(
-        about="a sudden backlog of skewed keys while half of them move over a slow link, in bulk or by order of need",
-        base=Setting(skew=1.1, rate=1000.0, spike=(4.0, 5.0), link="delay=20ms,rate=20mbit"),
+        about="a sudden spike of a few keys while half of all move over a slow link, by order of need or by name",
+        base=Setting(
+            skew=1.1, active=0.05, rate=1000.0, state_bytes=4096, spike=(4.0, 5.0), link="delay=20ms,rate=20mbit"
+        ),
         candidates=(Candidate("push"), Candidate("push", {"order": "key"})),
         published=known.PAM,
     ),

@@ -94,9 +94,12 @@ class Load:
     FILL_ROWS, FILL_BYTES = 5_000, 16 << 20
     """How fast the state of all keys is made, each second: so many keys, or so many bytes, whichever is slower."""
 
-    def __init__(self, keys: int, rate: float, *, skew: float = 0.0, seed: int = 1, state_bytes: int = 0) -> None:
-        """`skew`: the exponent of a Zipf distribution over the keys; 0: all are alike."""
-        self.keys, self.skew, self.seed = keys, skew, seed
+    def __init__(
+        self, keys: int, rate: float, *, skew: float = 0.0, active: float = 1.0, seed: int = 1, state_bytes: int = 0
+    ) -> None:
+        """`skew`: the exponent of a Zipf distribution over the keys; 0: all are alike. `active`: the share of the keys
+        that have more than their first record."""
+        self.keys, self.skew, self.active, self.seed = keys, skew, active, seed
         self.names = [f"key-{number:06}" for number in range(keys)]
         self.filled = False
         """Whether every key has been given its first record."""
@@ -132,10 +135,13 @@ class Load:
         yield from self.names
         self.filled = True
         rng = np.random.default_rng(self.seed)
-        weights = np.arange(1, self.keys + 1) ** -self.skew
+        names = self.names
+        if self.active < 1:
+            names = [names[number] for number in rng.permutation(self.keys)[: max(1, round(self.keys * self.active))]]
+        weights = np.arange(1, len(names) + 1) ** -self.skew
         ranks = np.cumsum(weights) / weights.sum()
         while True:
             for number in np.searchsorted(ranks, rng.random(self.CHUNK)).tolist():
                 if self._ended:
                     return
-                yield self.names[min(number, self.keys - 1)]
+                yield names[min(number, len(names) - 1)]

@@ -231,7 +231,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         """Room that is not for what nobody waits for: where keys are asked for, more questions will come, and a link
         that is full of others makes them wait."""
         spare = self.move.order == "demand" and not self.needed and not self.carried
-        return self.move.budget * 3 // 4 if spare else 0
+        return self.move.budget // 2 if spare else 0
 
     def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
         """What waited for a key here; the destination will speak of it."""
@@ -281,9 +281,9 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     units: set[int] = set()
     """Units that have come as a whole."""
     asked: set[int] = set()
-    """Units that have been asked for."""
+    """Units that have been asked for because a record needs them."""
     step: set[int] = set()
-    """Those of the last step."""
+    """Units of the last step; one of them may be needed before it has come, and is asked for again."""
     bins: list[int] | None = None
     """Bins that have not been asked for, the last one first; None before the first question."""
     ticks: list[Tick] = []
@@ -431,6 +431,5 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
             bins, self.bins = self.bins[-self.move.step :], self.bins[: -self.move.step]
             every = (bin + BINS * cut for bin in reversed(bins) for cut in range(self.move.split))
             units = [unit for unit in every if unit not in self.asked and not self._has_come(unit)]
-        self.asked.update(units)
         self.step = set(units)
         return units
