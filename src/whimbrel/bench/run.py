@@ -58,6 +58,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of a move to the other site: so many instances share the keys at the first one, if this version can."""
     link: str | None = None
     """Between the two sites, as `run(links=...)` takes it."""
+    trigger: str = application.TRIGGER
+    """How often a site starts a micro-batch at most."""
     spike: tuple[float, float] | None = None
     """From the order on: so many times the rate, for so many seconds."""
     before: float = 10.5
@@ -113,7 +115,7 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
     pipeline = Pipeline("whimbrel-bench", load, key="key").stage(STAGE, operator)
     links: dict[str, Any] = {"links": setting.link} if setting.link is not None else {}
     show("starting")
-    app = application.run(pipeline, SITES, keep=True, watch=witness, spark=spark, **links)
+    app = application.run(pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, **links)
     try:
         for _ in _until(lambda: len(witness.releases) >= setting.keys, setting.patience, "every key has its state"):
             show(f"filling: {len(witness.releases):,} of {setting.keys:,} keys")

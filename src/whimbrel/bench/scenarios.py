@@ -45,7 +45,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIVE_PAUSE = (Candidate("live"), Candidate("pause"))
-SLOW_LINK = "delay=20ms,rate=10mbit"
+SLOW_LINK = "delay=20ms,rate=8mbit"
+"""A megabyte a second: an uplink of mobile networks."""
 
 _DELAYS = (None, "delay=100ms", "delay=500ms")
 

@@ -231,7 +231,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         """Room that is not for what nobody waits for: where keys are asked for, more questions will come, and a link
         that is full of others makes them wait."""
         spare = self.move.order == "demand" and not self.needed and not self.carried
-        return self.move.budget // 2 if spare else 0
+        return self.move.budget * 3 // 4 if spare else 0
 
     def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
         """What waited for a key here; the destination will speak of it."""
