@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.records import Tape, data, mark, move, notices, part, reloaded, tick, told
 from whimbrel.core import operator, wire
-from whimbrel.core.instance import Delta, Instance
+from whimbrel.core.instance import LARGE, Delta, Instance
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import Emissions, Kind, Parked, Record
 
@@ -303,3 +303,29 @@ def test_parts_know_nothing_of_each_other() -> None:
     apply(one, data("sensor-1", 1, "x"))
     apply(two, data("k0", 2, "y"))
     assert (list(one.entries), list(two.entries)) == (["sensor-1"], ["k0"])
+
+
+def test_large_changes_are_stored_as_many_small_blobs() -> None:
+    instance = part()
+    instance.apply([data("small", 1, "x"), data("large", 2, "y" * 500), data("timed", 3, "timer 50")])
+    blobs = instance.deltas(limit=64)
+    assert len(blobs) > 8
+    assert max(map(len, blobs)) < 250
+    again, compacted = part(), part()
+    again.load(blobs)
+    compacted.load(instance.snapshot(limit=64))
+    for other in (again, compacted):
+        assert {key: entry.saved for key, entry in other.entries.items()} == {
+            key: entry.saved for key, entry in instance.entries.items()
+        }
+        assert other.state_bytes == instance.state_bytes
+    assert told(again.apply([data("large", 4, "z")])) == [("large", f"{'y' * 500} z")]
+
+
+def test_a_large_state_is_not_kept_decoded() -> None:
+    instance = part()
+    instance.apply([data("large", 1, "y" * LARGE), data("small", 2, "x")])
+    assert instance.entries["large"].state is None
+    assert instance.entries["small"].state is not None
+    assert instance.state_bytes > LARGE
+    assert told(instance.apply([data("large", 3, "z")])) == [("large", f"{'y' * LARGE} z")]

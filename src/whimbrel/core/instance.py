@@ -49,7 +49,6 @@ LAPSED = -1
 
 
 _KIND = itemgetter(Record._fields.index("kind"))
-_PLACE = itemgetter(Record._fields.index("src"), Record._fields.index("seq"))
 """Asked of every record: as fast as it goes."""
 
 LARGE = 1 << 20
@@ -163,17 +162,15 @@ class Instance:
         """Apply one batch, in order: control lane first, then data by offset."""
         out = Emissions()
         diverted = self.moves.arrivals or any(departure.closed for departure in self.moves.departures.values())
-        if not diverted and not any(map(_KIND, records)):
+        is_plain = not diverted and not any(map(_KIND, records))
+        if is_plain:
             for record in records:
                 self._serve(record, out)
-            places = [*dict(map(_PLACE, records)).items()]  # of plain data, the last of each router is the furthest
         else:
             for record in records:
                 self._handlers[record.kind](self, record, out)
-            places = [*map(_PLACE, records)]
-        for src, seq in places:
-            if seq > self.positions.get(src, -1):
-                self.positions[src] = seq
+        if self.moves.departures or not is_plain:
+            self._note_positions(records)
         for replication in self.moves.replications.values():
             replication.note(self._touched)
         self._seal(out)
@@ -186,6 +183,12 @@ class Instance:
         if self._touched or self._waited:  # what has been shipped is forgotten with this batch
             self._seal(out)
         return out
+
+    def _note_positions(self, records: Sequence[Record]) -> None:
+        """How far we have come in each router's stream. Only keys that leave must know: BEGIN says where it starts."""
+        for record in records:
+            if record.seq > self.positions.get(record.src, -1):
+                self.positions[record.src] = record.seq
 
     def _serve(self, record: Record, out: Emissions, silent: bool = False) -> None:
         """Apply one data record to its key: the normal case, and the same code when a shadow follows silently."""

@@ -1,0 +1,137 @@
+"""A standby: what it is sent, what it keeps, and how it takes over."""
+
+from __future__ import annotations
+
+from tests.unit.records import data, delivered, mark, move, notices, part, reloaded, switch, told
+from whimbrel.core import wire
+from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERY_BIN
+from whimbrel.core.record import Emissions, Kind, Move, Parcel, Passed, Post, Record
+
+COPY = move("k", "j", routing="switch", protocol="replicate", order="replica")
+BEGIN, CUTOVER = Kind.BEGIN, Kind.CUTOVER
+
+
+def announced(kind: Kind, copy: Move = COPY) -> Record:
+    return delivered(Post("", kind, EVERY_BIN, wire.pack(copy)))
+
+
+def source(*events: Record, copy: Move = COPY) -> tuple[Instance, Emissions]:
+    """A source with two keys that has just been told of its standby."""
+    instance = part()
+    instance.apply([data("k", 1, "x"), data("j", 2, "y"), *events])
+    return instance, instance.apply([announced(Kind.REPLICATE, copy)])
+
+
+def copies(out: Emissions) -> list[str]:
+    """The keys whose copies are sent."""
+    found = [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.REPLICA]
+    return sorted(key for parcel in found for key in parcel.keys)
+
+
+def carried(out: Emissions, standby: Instance) -> Emissions:
+    """What the standby says to what was posted to it."""
+    return standby.apply([delivered(post) for post in out.posts if post.to == "b"])
+
+
+def test_everything_is_copied_once_and_then_what_changes() -> None:
+    instance, out = source()
+    assert copies(out) == ["j", "k"]
+    assert [post.kind for post in out.posts][-1] == Kind.REPLICATED
+    assert copies(instance.apply([data("k", 3, "z")])) == ["k"]
+    assert copies(instance.apply([data("other", 4, "z")])) == []
+    assert told(instance.apply([data("j", 5, "w")])) == [("j", "y w")], "the source serves on"
+
+
+def test_an_interval_gathers_what_changes() -> None:
+    copy = move("k", "j", routing="switch", protocol="replicate", order="replica", interval=3)
+    instance, _ = source(copy=copy)
+    sent = [copies(instance.apply([data(key, seq, "z")])) for seq, key in enumerate("kjkjkj", 3)]
+    assert sent == [[], ["j", "k"], [], [], ["j", "k"], []]
+
+
+def test_a_budget_makes_the_copy_take_several_batches_and_a_restart_changes_nothing() -> None:
+    copy = move("k", "j", routing="switch", protocol="replicate", order="replica", budget=1, chunk=8)
+    instance, out = source(copy=copy)
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE, copy)])
+    said = notices(carried(out, standby))
+    for _ in range(10):
+        instance, standby = reloaded(instance), reloaded(standby)
+        out = instance.apply([delivered(instance.post("a", Kind.NUDGE))])
+        assert len([post for post in out.posts if post.kind == Kind.REPLICA]) <= 1, "a piece a batch"
+        said += notices(carried(out, standby))
+    assert said == ["Warm"]
+    assert sorted(standby.replicas) == ["j", "k"]
+    assert not instance.stashed
+    assert not standby.gathered
+
+
+def test_copies_are_not_served() -> None:
+    _, out = source()
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE)])
+    assert notices(carried(out, standby)) == ["Warm"]
+    assert (sorted(standby.replicas), standby.entries) == (["j", "k"], {})
+    assert reloaded(standby).replicas == standby.replicas
+
+
+def test_a_standby_that_ceases_forgets_everything() -> None:
+    instance, out = source()
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE)])
+    carried(out, standby)
+    for side in (instance, standby):
+        assert notices(side.apply([announced(Kind.CEASE)])) == ["Aborted"]
+        assert not side.moves.replications
+        assert not side.moves.standbys
+        assert not side.replicas
+    late = instance.apply([data("k", 3, "z")])
+    assert copies(late) == []
+    assert notices(part("b").apply([announced(Kind.CEASE)])) == ["Aborted"], "even if nobody had told it before"
+
+
+def test_at_the_takeover_only_what_is_not_fresh_travels_and_the_rest_opens_at_once() -> None:
+    copy = move("k", "j", routing="switch", protocol="replicate", order="replica", interval=100)
+    instance, out = source(copy=copy)
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE, copy)])
+    carried(out, standby)
+    instance.apply([data("k", 3, "z")])  # the copy of k is not fresh any more
+    out = instance.apply([switch(copy), data("j", 4, "w"), data("k", 5, "v"), mark(BEGIN, copy, 6)])
+    assert notices(out) == ["Closed"]
+    assert told(out) == [("j", "y w"), ("k", "x z v")], "what came with SWITCH is still served"
+    parcels = [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
+    assert sorted(key for parcel in parcels for key in parcel.keys) == ["j", "k"], "both have changed"
+    assert instance.entries == {}
+    standby.apply([switch(copy), mark(BEGIN, copy, 6), data("k", 7, "new", epoch=1)])
+    assert told(carried(out, standby)) == [("k", "x z v new")]
+    assert notices(standby.apply([mark(CUTOVER, copy, 8)])) == ["Opened"]
+    assert not standby.replicas
+
+
+def test_a_fresh_copy_opens_when_the_source_has_passed() -> None:
+    instance, out = source()
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE)])
+    carried(out, standby)
+    out = instance.apply([switch(COPY), mark(BEGIN, COPY, 3)])
+    assert [post.kind for post in out.posts] == [Kind.PASSED, Kind.SHIPPED]
+    assert wire.unpack(out.posts[0].body, Passed).stale == []
+    standby.apply([switch(COPY), mark(BEGIN, COPY, 3)])
+    assert told(standby.apply([data("j", 4, "early", epoch=1)])) == []
+    assert told(carried(out, standby)) == [("j", "y early")]
+    assert sorted(standby.entries) == ["j", "k"]
+
+
+def test_the_backlog_of_a_key_whose_copy_is_fresh_finds_it() -> None:
+    """It comes before PASSED says which copies are: the source has forgotten the key, so its copy is."""
+    instance, out = source()
+    standby = part("b")
+    standby.apply([announced(Kind.REPLICATE)])
+    carried(out, standby)
+    carried(instance.apply([switch(COPY)]), standby)
+    standby.apply([switch(COPY)])
+    out = instance.apply([data("k", 3, "late")])
+    assert told(out) == []
+    assert told(carried(out, standby)) == [("k", "x late")]
