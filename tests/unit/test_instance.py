@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.records import Tape, data, mark, move, notices, part, reloaded, tick, told
 from whimbrel.core import operator, wire
-from whimbrel.core.instance import LARGE, Delta, Instance
+from whimbrel.core.delta import Delta
+from whimbrel.core.instance import LARGE, Instance
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import Emissions, Kind, Parked, Record
 

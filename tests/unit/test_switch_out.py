@@ -22,7 +22,8 @@ from tests.unit.records import (
     told,
 )
 from whimbrel.core import wire
-from whimbrel.core.instance import Delta, Instance
+from whimbrel.core.delta import Delta
+from whimbrel.core.instance import Instance
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
 from whimbrel.core.record import Closed, Emissions, Kind, Left, Luggage, Passed, Shipped, Tick
 

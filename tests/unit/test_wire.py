@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.unit.records import luggage, move, part
-from whimbrel.core import gate, instance, router, wire
+from whimbrel.core import delta, gate, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
 from whimbrel.core.protocols.machine import Heard, Line, Migration
 from whimbrel.core.record import Closed, Move, Notice, Outgoing, Parcel, Parked, Ready, Result, Shipped
@@ -27,7 +27,7 @@ MESSAGES: list[Any] = [
     Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [Line("ordered", "Ordered", 3)]),
     router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), {"m1"}),
     gate.Snapshot(([0, 1], {"k": 2}), [Result("k", 2, 0, 0, 0, 0, {})], 4),
-    instance.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, instance.Moves()),
+    delta.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, delta.Moves()),
 ]  # fmt: skip
 
 

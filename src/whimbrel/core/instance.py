@@ -21,6 +21,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.arrival import Arrival
+from whimbrel.core.delta import LARGE_DELTA, Delta, Gathered, Moves, packed, unpacked
 from whimbrel.core.departure import Departure
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
@@ -53,8 +54,6 @@ _KIND = itemgetter(Record._fields.index("kind"))
 
 LARGE = 1 << 20
 """A larger state is kept in its stored form only between batches, not decoded as well."""
-LARGE_DELTA = 8 << 20
-"""About the largest blob that is given to a state store."""
 
 
 class Entry:
@@ -69,46 +68,6 @@ class Entry:
         self.seq, self.src, self.timers = (saved.seq, saved.src, list(saved.timers)) if saved else (-1, "", [])
         self.since: list[tuple[Record, bool]] = []
         self.offset = -1
-
-
-class Moves(msgspec.Struct):
-    """What an instance knows of the moves it takes part in."""
-
-    departures: dict[str, Departure | SwitchOut] = {}
-    arrivals: dict[str, Arrival | SwitchIn] = {}
-    replications: dict[str, Replication] = {}
-    standbys: dict[str, Standby] = {}
-    aborted: set[str] = set()
-    """Moves that are off, of which a parcel may still be under way."""
-    epochs: tuple[list[int], dict[str, int]] | None = None
-
-
-class Gathered(msgspec.Struct, array_like=True):
-    """Pieces of a large key that have come. `anew`: those that came before do not count."""
-
-    anew: bool
-    added: list[bytes] = []
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a state that is too large to be stored as one: it belongs to the luggage that follows."""
-
-    field: str
-    key: str
-    state: bytes
-
-
-class Delta(msgspec.Struct):
-    """What one batch changed, or a part of it. None for a key means: forgotten."""
-
-    entries: dict[str, Luggage | None] = {}
-    waiting: dict[str, list[Buffered] | None] = {}
-    replicas: dict[str, Luggage | None] = {}
-    positions: dict[str, int] = {}
-    moves: Moves | None = None
-    stashed: dict[str, Luggage | None] = {}
-    gathered: dict[str, Gathered] = {}
-    chunk: Chunk | None = None
 
 
 class Instance:
@@ -614,7 +573,7 @@ class Instance:
             self.moves.epochs = self.epochs.dump()
             delta.moves = self.moves
             self._moved = False
-        return _packed(delta, limit)
+        return packed(delta, limit)
 
     def snapshot(self, limit: int = LARGE_DELTA) -> list[bytes]:
         """Everything, in the form of deltas: what a longer list of them is compacted to."""
@@ -623,30 +582,23 @@ class Instance:
         waiting = {key: [self.stored(record) for record in held] for key, held in self.waiting.items()}
         gathered = {key: Gathered(anew=True, added=list(pieces)) for key, pieces in self.gathered.items()}
         whole = Delta(entries, {**waiting}, {**self.replicas}, self.positions, self.moves, {**self.stashed}, gathered)
-        return _packed(whole, limit)
+        return packed(whole, limit)
 
     def load(self, deltas: Iterable[bytes]) -> None:
         """Become what these deltas, in order, describe: for a fresh instance, or one that has all those before."""
-        chunks: dict[tuple[str, str], list[bytes]] = {}
-        for blob in deltas:
-            delta = wire.unpack(blob, Delta)
-            if delta.chunk is not None:
-                chunks.setdefault((delta.chunk.field, delta.chunk.key), []).append(delta.chunk.state)
-                continue
-            kept: dict[str, dict[str, Any]] = {
-                "entries": self.entries,
-                "replicas": self.replicas,
-                "stashed": self.stashed,
-            }
+        kept: dict[str, dict[str, Any]] = {
+            "entries": self.entries,
+            "replicas": self.replicas,
+            "stashed": self.stashed,
+        }
+        for delta in unpacked(deltas):
             for field, held in kept.items():
                 changed: dict[str, Luggage | None] = getattr(delta, field)
                 for key, luggage in changed.items():
                     if luggage is None:
                         held.pop(key, None)
-                        continue
-                    if (field, key) in chunks:
-                        luggage = msgspec.structs.replace(luggage, state=b"".join(chunks.pop((field, key))))
-                    held[key] = Entry(None, luggage) if field == "entries" else luggage
+                    else:
+                        held[key] = Entry(None, luggage) if field == "entries" else luggage
             for key, records in delta.waiting.items():
                 if records is None:
                     self.waiting.pop(key, None)
@@ -676,31 +628,3 @@ class Instance:
         """The record again."""
         body = self._event.decode(b.body)
         return Record(b.offset, Kind.DATA, b.bin, b.key, b.seq, b.epoch, b.src, b.event_us, b.ingress_us, body)
-
-
-def _packed(delta: Delta, limit: int) -> list[bytes]:
-    """A delta as blobs of about `limit` bytes at most, to be loaded one after the other."""
-    blob = wire.pack(delta)
-    if len(blob) <= limit:
-        return [blob]
-    blobs, part, size = [], Delta(positions=delta.positions), 0
-    for field in ("entries", "replicas", "stashed"):
-        changed: dict[str, Luggage | None] = getattr(delta, field)
-        for key, luggage in changed.items():
-            if luggage is not None and len(luggage.state) > limit:
-                state = luggage.state
-                for at in range(0, len(state), limit):
-                    blobs.append(wire.pack(Delta(chunk=Chunk(field, key, state[at : at + limit]))))
-                luggage = msgspec.structs.replace(luggage, state=b"")
-            getattr(part, field)[key] = luggage
-            size += len(luggage.state) + len(key) if luggage else len(key)
-            if size > limit:
-                blobs.append(wire.pack(part))
-                part, size = Delta(positions=delta.positions), 0
-    for key, pieces in delta.gathered.items():
-        for number, piece in enumerate(pieces.added or [b""]):
-            one = Gathered(pieces.anew and not number, [piece] if pieces.added else [])
-            blobs.append(wire.pack(Delta(positions=delta.positions, gathered={key: one})))
-    part.waiting, part.moves = delta.waiting, delta.moves
-    blobs.append(wire.pack(part))
-    return blobs

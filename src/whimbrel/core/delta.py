@@ -1,0 +1,105 @@
+"""What lasts of an instance: what each batch changed, as blobs of which none is large.
+
+A blob is a `Delta` in its wire form. A state store takes it as one value, through sockets and several copies. So a state
+that is too large for that is stored as chunks, each a delta of its own, before the luggage they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.arrival import Arrival
+from whimbrel.core.departure import Departure
+from whimbrel.core.record import Buffered, Luggage
+from whimbrel.core.replica import Replication, Standby
+from whimbrel.core.switch import SwitchIn, SwitchOut
+
+LARGE_DELTA = 8 << 20
+"""About the largest blob that is given to a state store."""
+HOLDING = ("entries", "replicas", "stashed")
+"""The fields of a delta that hold luggage."""
+
+
+class Moves(msgspec.Struct):
+    """What an instance knows of the moves it takes part in."""
+
+    departures: dict[str, Departure | SwitchOut] = {}
+    arrivals: dict[str, Arrival | SwitchIn] = {}
+    replications: dict[str, Replication] = {}
+    standbys: dict[str, Standby] = {}
+    aborted: set[str] = set()
+    """Moves that are off, of which a parcel may still be under way."""
+    epochs: tuple[list[int], dict[str, int]] | None = None
+
+
+class Gathered(msgspec.Struct, array_like=True):
+    """Pieces of a large key that have come. `anew`: those that came before do not count."""
+
+    anew: bool
+    added: list[bytes] = []
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a state that is too large to be stored as one: it belongs to the luggage that follows."""
+
+    field: str
+    key: str
+    state: bytes
+
+
+class Delta(msgspec.Struct):
+    """What one batch changed, or a part of it. None for a key means: forgotten."""
+
+    entries: dict[str, Luggage | None] = {}
+    waiting: dict[str, list[Buffered] | None] = {}
+    replicas: dict[str, Luggage | None] = {}
+    positions: dict[str, int] = {}
+    moves: Moves | None = None
+    stashed: dict[str, Luggage | None] = {}
+    gathered: dict[str, Gathered] = {}
+    chunk: Chunk | None = None
+
+
+def packed(delta: Delta, limit: int) -> list[bytes]:
+    """A delta as blobs of about `limit` bytes at most, to be loaded one after the other."""
+    blob = wire.pack(delta)
+    if len(blob) <= limit:
+        return [blob]
+    blobs, part, size = [], Delta(positions=delta.positions), 0
+    for field in HOLDING:
+        changed: dict[str, Luggage | None] = getattr(delta, field)
+        for key, luggage in changed.items():
+            if luggage is not None and len(luggage.state) > limit:
+                state = luggage.state
+                for at in range(0, len(state), limit):
+                    blobs.append(wire.pack(Delta(chunk=Chunk(field, key, state[at : at + limit]))))
+                luggage = msgspec.structs.replace(luggage, state=b"")
+            getattr(part, field)[key] = luggage
+            size += len(luggage.state) + len(key) if luggage else len(key)
+            if size > limit:
+                blobs.append(wire.pack(part))
+                part, size = Delta(positions=delta.positions), 0
+    for key, pieces in delta.gathered.items():
+        for number, piece in enumerate(pieces.added or [b""]):
+            one = Gathered(pieces.anew and not number, [piece] if pieces.added else [])
+            blobs.append(wire.pack(Delta(positions=delta.positions, gathered={key: one})))
+    part.waiting, part.moves = delta.waiting, delta.moves
+    blobs.append(wire.pack(part))
+    return blobs
+
+
+def unpacked(blobs: Iterable[bytes]) -> Iterator[Delta]:
+    """The deltas of blobs, with the chunks of large states put together."""
+    chunks: dict[tuple[str, str], list[bytes]] = {}
+    for blob in blobs:
+        delta = wire.unpack(blob, Delta)
+        if delta.chunk is not None:
+            chunks.setdefault((delta.chunk.field, delta.chunk.key), []).append(delta.chunk.state)
+            continue
+        for field, key in [place for place in chunks if place[1] in getattr(delta, place[0])]:
+            luggage: Luggage = getattr(delta, field)[key]
+            getattr(delta, field)[key] = msgspec.structs.replace(luggage, state=b"".join(chunks.pop((field, key))))
+        yield delta
