@@ -1,7 +1,7 @@
 """What lasts of an instance: what each batch changed, as blobs of which none is large.
 
-A blob is a `Delta` in its wire form. A state store takes it as one value, through sockets and several copies. So a state
-that is too large for that is stored as chunks, each a delta of its own, before the luggage they belong to.
+A blob is a `Delta` in its wire form. A state store takes it as one value, through sockets and several copies. So what
+is too large for that is stored as chunks, each a delta of its own, before the luggage they belong to.
 """
 
 from __future__ import annotations

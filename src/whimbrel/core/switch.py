@@ -229,8 +229,8 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _reserve(self) -> int:
         """Room that must be left behind. What somebody waits for may take twice the budget: it waits in the link no
-        longer than it would here for the next batch. What nobody waits for has a quarter of it where keys are asked for:
-        more questions will come, and a link that is full of others makes them wait."""
+        longer than it would here for the next batch. What nobody waits for has a quarter of it where keys are asked
+        for: more questions will come, and a link that is full of others makes them wait."""
         if self.needed:
             return -self.move.budget
         return self.move.budget * 3 // 4 if self.move.order == "demand" and not self.carried else 0
