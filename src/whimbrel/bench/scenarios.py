@@ -46,8 +46,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 LIVE_PAUSE = (Candidate("live"), Candidate("pause"))
 SLOW_LINK = "delay=20ms,rate=6mbit"
-"""An uplink of mobile networks. What a protocol gains depends on it: without a slow link all that differs is for how many
-micro-batches a key waits (docs/performance.md)."""
+"""An uplink of mobile networks. What a protocol gains depends on it: without a slow link all that differs is for how
+many micro-batches a key waits (docs/performance.md)."""
 
 _DELAYS = (None, "delay=100ms", "delay=500ms")
 
