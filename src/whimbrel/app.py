@@ -93,7 +93,7 @@ class App:
         self._owns_spark = spark is None
         self.sites = {name: Site(name, data / "sites" / name, self._make_query) for name in sites}
         self.links = Links(sites, links, data / "logs", self._site_of, self._inbox_of)
-        self.orchestrator = Orchestrator(self.journal, self.sites, self.clock_us)
+        self.orchestrator = Orchestrator(self.journal, self.sites, self.clock_us, self.links.carry)
         self.stages: dict[str, StageRuntime] = {}
         sinks = pipeline.make_sinks()
         for number, stage in reversed(list(enumerate(pipeline.stages))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.app.test_forwarder import read, sending
 from tests.app.waiting import until
-from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import IDEAL, Link
 from whimbrel.log import Lane, MemoryLog
 from whimbrel.site.links import Given, Links, links_of
@@ -222,3 +223,39 @@ def test_what_a_run_left_in_a_spool_is_delivered_by_the_next_whatever_its_links(
     until(lambda: links.is_idle, "everything has arrived")
     house.post(1, "ef")
     assert house.arrived() == "abcdef"
+
+
+# ── A checkpoint on its way ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Patience(threading.Event):
+    """Notes how long somebody would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(IDEAL, 0.0), ("delay=100ms", 0.1), ("rate=8mbit", 2.0), ("delay=1s,rate=8mbit", 3.0)]
+)
+def test_a_checkpoint_takes_as_long_as_its_link_says(house: House, given: str, seconds: float) -> None:
+    patience, links = Patience(), house.begin(given)
+    links.carry("cloud", "edge-1", 2_000_000, patience)
+    assert patience.waited == [seconds]
+    assert links.status()["cloud->edge-1"]["sent_bytes"] == 2_000_000
+    links.carry("cloud", "cloud", 2_000_000, patience)
+    assert len(patience.waited) == 1, "nothing takes a way inside a site"
+
+
+def test_a_checkpoint_does_not_pass_a_cut_link(house: House) -> None:
+    links = house.begin()
+    links.cut("cloud", "edge-1")
+    with pytest.raises(Unavailable, match="the link between edge-1 and cloud is cut"):
+        links.carry("edge-1", "cloud", 1, Patience())
+    links.cut("cloud", "edge-1", is_cut=False)
+    links.carry("edge-1", "cloud", 1, Patience())

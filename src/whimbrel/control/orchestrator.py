@@ -50,8 +50,15 @@ class StageControl:
 class Orchestrator:
     """The migrations of all stages."""
 
-    def __init__(self, journal: Journal, sites: dict[str, Site], clock_us: Callable[[], int]) -> None:
-        self.journal, self.sites, self._clock_us = journal, sites, clock_us
+    def __init__(
+        self,
+        journal: Journal,
+        sites: dict[str, Site],
+        clock_us: Callable[[], int],
+        carry: Callable[[str, str, int, threading.Event], None] = lambda *way: None,
+    ) -> None:
+        """`carry`: lets a checkpoint of some size take the way between two sites."""
+        self.journal, self.sites, self._clock_us, self._carry = journal, sites, clock_us, carry
         self.stages: dict[str, StageControl] = {}
         self.error: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
@@ -231,6 +238,7 @@ class Orchestrator:
                 self.tell(stage, id, Stopped())
             case machine.CopyCheckpoint(instance, site):
                 size = self.sites[site].take(instance, self.sites[migration.from_site])
+                self._carry(migration.from_site, site, size, self._stopping)
                 self.tell(stage, id, Copied(size))
             case machine.StartInstance(instance, site):
                 for other in self.sites.values():

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from whimbrel.core.errors import Refused, UnknownName
-from whimbrel.core.link import Link
+from whimbrel.core.errors import Refused, Unavailable, UnknownName
+from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import posts
 from whimbrel.site.forwarder import Forwarder, Sending, number, size_of
@@ -153,6 +154,20 @@ class Links:
         for pair in ((one, other), (other, one)):
             if is_cut or pair in self._forwarders:
                 self._forwarder(pair).cut(is_cut)
+
+    def carry(self, origin: str, target: str, size: int, stopping: threading.Event) -> None:
+        """Let a checkpoint of so many bytes take the way between two sites: return when it would be there.
+
+        What lies on one disk is copied at once, so that all that is left is the time it takes elsewhere.
+        """
+        if origin == target:
+            return
+        if self.is_cut(origin, target):
+            raise Unavailable(f"the link between {origin} and {target} is cut; mend it, or move later")
+        with self._lock:
+            self._direct[origin, target] += size
+        line = self.link(origin, target).send(size, 0, Line(), Random(size))
+        stopping.wait(line.arrives_us / 1_000_000)
 
     def is_cut(self, one: str, other: str) -> bool:
         """Whether nothing gets through between two places."""
