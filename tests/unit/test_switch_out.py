@@ -397,3 +397,18 @@ def test_a_switch_that_comes_twice_changes_nothing() -> None:
     before = instance.snapshot()
     assert instance.apply([switch(PUSH)]) == Emissions()
     assert reloaded(instance).snapshot() == before
+
+
+def test_what_is_needed_does_not_keep_a_large_key_from_stopping_for_this_batch() -> None:
+    """Once the room was used up by pieces, somebody who waited for another key made the source go round for ever."""
+    moved = switching("k", "j", budget=1, chunk=10)
+    instance = part()
+    instance.apply([data("k", 1, "x" * 25), data("j", 2, "y" * 25)])
+    out = instance.apply([switch(moved), mark(BEGIN, moved, 10), hint(moved, "k", "j", seq=11)])
+    assert [(list(parcel.keys), parcel.piece) for parcel in parcels(out)] == [(["k"], 0)]
+    nudge = delivered(instance.post("a", Kind.NUDGE))
+    left = [parcel for _ in range(8) for parcel in parcels(instance.apply([nudge]))]
+    assert [(*parcel.keys, parcel.piece) for parcel in left] == [
+        *(("k", n) for n in range(1, 4)),
+        *(("j", n) for n in range(4)),
+    ]

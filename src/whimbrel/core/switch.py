@@ -218,7 +218,9 @@ class SwitchOut(Sender, kw_only=True, tag=True):
             if self.is_large(luggage):
                 self.carried = key
                 waited = partial(self._backlog, instance, key)
-                room = self.carry(instance, luggage, room, out, waited=waited, ticks=self.ticks)
+                reserve = self._reserve()
+                left = self.carry(instance, luggage, room - reserve, out, waited=waited, ticks=self.ticks)
+                room = left + reserve
             else:
                 loads[key] = luggage
                 room -= len(luggage.state) + OVERHEAD

@@ -254,7 +254,7 @@ class OutletActor(Actor):
             at = self.positions.get(name, 0)
             for entry in self.world.outboxes[name].read(at, at + 1):
                 self._let_out(entry.blob)
-                self.world.maybe_die()
+                self.world.maybe_die(0.02)
                 self.positions[name] = entry.position + 1
                 self.committed = {key: self.gate.current(key) for key in self.world.keys}
                 lasting = (dict(self.positions), self.gate.snapshot(), len(self.delivered), len(self.parked))
