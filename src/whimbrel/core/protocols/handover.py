@@ -14,21 +14,20 @@ from whimbrel.core.protocols.machine import (
     DONE,
     ORDERED,
     Abandoned,
-    Command,
+    Answer,
     Migration,
     Ordered,
     Protocol,
     Table,
     abandon_unbegun,
+    closing,
+    cut_over,
     forget,
-    stay,
+    late,
     undone,
-    weigh,
 )
 from whimbrel.core.record import Aborted, Left, Opened, Ready, Routing
-from whimbrel.core.router import Abort, Begin, Cutover
-
-Answer = tuple[str, list[Command]]
+from whimbrel.core.router import Abort, Begin
 
 
 def handover(
@@ -39,43 +38,34 @@ def handover(
     def begin(migration: Migration, event: Ordered) -> Answer:
         return preparing, [Begin(migration.move)]
 
-    def ready(migration: Migration, event: Ready) -> Answer:
-        return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
-
-    def settle(migration: Migration, event: Left | Opened) -> Answer:
-        return (DONE if weigh(migration, event) else committing), []
-
     def abandon(migration: Migration, event: Abandoned) -> Answer:
         migration.reason = event.reason
         return undoing, [Abort(migration.move)]
 
     table: Table = {
         (ORDERED, Ordered): begin,
-        (preparing, Ready): ready,
-        (committing, Left): settle,
-        (committing, Opened): settle,
+        **closing(preparing, committing),
         # out
         (ORDERED, Abandoned): abandon_unbegun,
         (preparing, Abandoned): abandon,
         (undoing, Aborted): undone,
         (ABORTED, Aborted): undone,
     }
-    # What comes twice or late changes nothing.
-    for phase, events in {
-        preparing: (Ordered,),
-        committing: (Ordered, Ready, Abandoned),
-        undoing: (Ordered, Ready, Abandoned),
-        DONE: (Ordered, Ready, Left, Opened, Abandoned),
-        ABORTED: (Ordered, Ready, Abandoned),
-    }.items():
-        table |= {(phase, event): stay for event in events}
-
+    table |= late(
+        {
+            preparing: (Ordered,),
+            committing: (Ordered, Ready, Abandoned),
+            undoing: (Ordered, Ready, Abandoned),
+            DONE: (Ordered, Ready, Left, Opened, Abandoned),
+            ABORTED: (Ordered, Ready, Abandoned),
+        }
+    )
     return Protocol(
         name=name,
         table=table,
         resume={
             preparing: lambda migration: [Begin(migration.move)],
-            committing: lambda migration: [Cutover(migration.move)],
+            committing: cut_over,
             undoing: lambda migration: [Abort(migration.move)],
             ABORTED: forget,
         },

@@ -13,7 +13,7 @@ of sites, and `Abandoned` from whoever wants out. They may come twice or late: t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -166,7 +166,9 @@ class Migration(msgspec.Struct):
         return heard is not None and len(heard.sent) == heard.parts
 
 
-Rule = Callable[[Migration, Any], tuple[str, list[Command]]]
+Answer = tuple[str, list[Command]]
+"""The phase that follows, and what is to be done."""
+Rule = Callable[[Migration, Any], Answer]
 Table = dict[tuple[str, type], Rule]
 
 
@@ -200,6 +202,28 @@ def resume(protocol: Protocol, migration: Migration) -> list[Command]:
     return again(migration) if again else []
 
 
+def closing(preparing: str, committing: str) -> Table:
+    """The end that all hand-overs share: the destination is Ready, CUTOVER, then the source is out and the keys owned."""
+
+    def ready(migration: Migration, event: Ready) -> Answer:
+        return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
+
+    def settle(migration: Migration, event: Left | Opened) -> Answer:
+        return (DONE if weigh(migration, event) else committing), []
+
+    return {(preparing, Ready): ready, (committing, Left): settle, (committing, Opened): settle}
+
+
+def cut_over(migration: Migration) -> list[Command]:
+    """What is said again while a hand-over closes."""
+    return [Cutover(migration.move)]
+
+
+def late(events: Mapping[str, Sequence[type]]) -> Table:
+    """By phase: events that change nothing there, because they come twice or late."""
+    return {(phase, event): stay for phase, kinds in events.items() for event in kinds}
+
+
 def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
     """Note a notice, and what left with it; whether the source is done and the destination owns the keys."""
     if isinstance(event, Left) and not migration.has_heard_part(event):
@@ -211,13 +235,13 @@ def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
     return migration.has_heard(Left, move.source) and migration.has_heard(Opened, move.destination)
 
 
-def abandon_unbegun(migration: Migration, event: Abandoned) -> tuple[str, list[Command]]:
+def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
     """Out before anything was said to anybody."""
     migration.reason = event.reason
     return ABORTED, []
 
 
-def undone(migration: Migration, event: Aborted) -> tuple[str, list[Command]]:
+def undone(migration: Migration, event: Aborted) -> Answer:
     """The source is plain owner again: that is all a user waits for. The destination may clean up later."""
     migration.hear(event)
     back = migration.has_heard(Aborted, migration.move.source)
@@ -230,7 +254,7 @@ def forget(migration: Migration) -> list[Command]:
     return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
 
 
-def stay(migration: Migration, event: Any) -> tuple[str, list[Command]]:
+def stay(migration: Migration, event: Any) -> Answer:
     """The rule for an event that changes nothing: it came twice, or late."""
     return migration.phase, []
 

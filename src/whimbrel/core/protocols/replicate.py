@@ -28,6 +28,7 @@ from whimbrel.core.protocols.machine import (
     ORDERED,
     STANDBY,
     Abandoned,
+    Answer,
     Command,
     Migration,
     Ordered,
@@ -35,14 +36,14 @@ from whimbrel.core.protocols.machine import (
     Table,
     Takeover,
     abandon_unbegun,
+    closing,
+    cut_over,
     forget,
-    stay,
+    late,
     undone,
-    weigh,
 )
-from whimbrel.core.protocols.switching import Answer, announce, switch
+from whimbrel.core.protocols.switching import announce, switch
 from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
-from whimbrel.core.router import Cutover
 
 COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
 
@@ -72,16 +73,6 @@ def take_over(migration: Migration, event: Takeover) -> Answer:
     return SWITCHING, switch(migration)
 
 
-def ready(migration: Migration, event: Ready) -> Answer:
-    """A part of the destination has everything."""
-    return (SETTLING, [Cutover(migration.move)]) if migration.hear(event) else (SWITCHING, [])
-
-
-def settle(migration: Migration, event: Left | Opened) -> Answer:
-    """One end is done."""
-    return (DONE if weigh(migration, event) else SETTLING), []
-
-
 def abandon(migration: Migration, event: Abandoned) -> Answer:
     """Out: the copies are not needed."""
     migration.reason = event.reason
@@ -92,27 +83,24 @@ TABLE: Table = {
     (ORDERED, Ordered): copy,
     (COPYING, Warm): warm,
     (STANDBY, Takeover): take_over,
-    (SWITCHING, Ready): ready,
-    (SETTLING, Left): settle,
-    (SETTLING, Opened): settle,
+    **closing(SWITCHING, SETTLING),
     # out
     (ORDERED, Abandoned): abandon_unbegun,
     (COPYING, Abandoned): abandon,
     (STANDBY, Abandoned): abandon,
     (CEASING, Aborted): undone,
     (ABORTED, Aborted): undone,
-}
-# What comes twice or late changes nothing.
-for _phase, _events in {
-    COPYING: (Ordered,),
-    STANDBY: (Ordered, Warm),
-    SWITCHING: (Ordered, Warm, Takeover, Abandoned),
-    SETTLING: (Ordered, Warm, Takeover, Ready, Abandoned),
-    CEASING: (Ordered, Warm, Abandoned),
-    DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned),
-    ABORTED: (Ordered, Warm, Abandoned),
-}.items():
-    TABLE |= {(_phase, _event): stay for _event in _events}
+} | late(
+    {
+        COPYING: (Ordered,),
+        STANDBY: (Ordered, Warm),
+        SWITCHING: (Ordered, Warm, Takeover, Abandoned),
+        SETTLING: (Ordered, Warm, Takeover, Ready, Abandoned),
+        CEASING: (Ordered, Warm, Abandoned),
+        DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned),
+        ABORTED: (Ordered, Warm, Abandoned),
+    }
+)
 
 REPLICATE = Protocol(
     name="replicate",
@@ -120,7 +108,7 @@ REPLICATE = Protocol(
     resume={
         COPYING: _copy,
         SWITCHING: switch,
-        SETTLING: lambda migration: [Cutover(migration.move)],
+        SETTLING: cut_over,
         CEASING: _cease,
         ABORTED: forget,
     },

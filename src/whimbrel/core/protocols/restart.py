@@ -26,6 +26,7 @@ from whimbrel.core.protocols.machine import (
     DONE,
     ORDERED,
     Abandoned,
+    Answer,
     Command,
     Copied,
     CopyCheckpoint,
@@ -39,12 +40,10 @@ from whimbrel.core.protocols.machine import (
     Stopped,
     Table,
     abandon_unbegun,
-    stay,
+    late,
 )
 
 STOPPING, COPYING, STARTING, RETURNING = "stopping", "copying", "starting", "returning"
-
-Answer = tuple[str, list[Command]]
 
 
 def _stop(migration: Migration) -> list[Command]:
@@ -113,17 +112,16 @@ TABLE: Table = {
     (STARTING, Failed): go_back,
     (RETURNING, Started): returned,
     (RETURNING, Failed): go_back_again,
-}
-# What comes twice or late changes nothing.
-for _phase, _events in {
-    STOPPING: (Ordered,),
-    COPYING: (Ordered, Stopped),
-    STARTING: (Ordered, Stopped, Copied, Abandoned),
-    RETURNING: (Ordered, Stopped, Copied, Abandoned),
-    DONE: (Ordered, Stopped, Copied, Started, Abandoned),
-    ABORTED: (Ordered, Stopped, Copied, Started, Abandoned, Failed),
-}.items():
-    TABLE |= {(_phase, _event): stay for _event in _events}
+} | late(
+    {
+        STOPPING: (Ordered,),
+        COPYING: (Ordered, Stopped),
+        STARTING: (Ordered, Stopped, Copied, Abandoned),
+        RETURNING: (Ordered, Stopped, Copied, Abandoned),
+        DONE: (Ordered, Stopped, Copied, Started, Abandoned),
+        ABORTED: (Ordered, Stopped, Copied, Started, Abandoned, Failed),
+    }
+)
 
 RESTART = Protocol(
     name="restart",

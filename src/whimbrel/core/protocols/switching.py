@@ -15,19 +15,19 @@ from whimbrel.core.protocols.machine import (
     ORDERED,
     Abandoned,
     Announce,
+    Answer,
     Command,
     Migration,
     Ordered,
     Protocol,
     Table,
     abandon_unbegun,
-    stay,
-    weigh,
+    closing,
+    cut_over,
+    late,
 )
 from whimbrel.core.record import Kind, Left, Opened, Order, Ready
-from whimbrel.core.router import Begin, Cutover
-
-Answer = tuple[str, list[Command]]
+from whimbrel.core.router import Begin
 
 
 def announce(kind: Kind, migration: Migration) -> list[Command]:
@@ -47,32 +47,23 @@ def switching(name: str, *, moving: str, settling: str, order: Order, options: f
     def begin(migration: Migration, event: Ordered) -> Answer:
         return moving, switch(migration)
 
-    def ready(migration: Migration, event: Ready) -> Answer:
-        return (settling, [Cutover(migration.move)]) if migration.hear(event) else (moving, [])
-
-    def settle(migration: Migration, event: Left | Opened) -> Answer:
-        return (DONE if weigh(migration, event) else settling), []
-
     table: Table = {
         (ORDERED, Ordered): begin,
         (ORDERED, Abandoned): abandon_unbegun,
-        (moving, Ready): ready,
-        (settling, Left): settle,
-        (settling, Opened): settle,
+        **closing(moving, settling),
     }
-    # What comes twice or late changes nothing.
-    for phase, events in {
-        moving: (Ordered, Abandoned),
-        settling: (Ordered, Ready, Abandoned),
-        DONE: (Ordered, Ready, Left, Opened, Abandoned),
-        ABORTED: (Ordered, Abandoned),
-    }.items():
-        table |= {(phase, event): stay for event in events}
-
+    table |= late(
+        {
+            moving: (Ordered, Abandoned),
+            settling: (Ordered, Ready, Abandoned),
+            DONE: (Ordered, Ready, Left, Opened, Abandoned),
+            ABORTED: (Ordered, Abandoned),
+        }
+    )
     return Protocol(
         name=name,
         table=table,
-        resume={moving: switch, settling: lambda migration: [Cutover(migration.move)]},
+        resume={moving: switch, settling: cut_over},
         routing="switch",
         order=order,
         options=options,
