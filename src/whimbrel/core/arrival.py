@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Receiver(msgspec.Struct):
-    """Puts a move's parcels together."""
+    """Puts a move's parcels together, and ends it."""
 
     def join(self, instance: Instance, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
         """A key's luggage, or None while pieces of it are under way."""
@@ -31,6 +31,12 @@ class Receiver(msgspec.Struct):
             return None
         instance.scatter(parcel.move, key)
         return msgspec.structs.replace(luggage, state=b"".join(pieces))
+
+    def own(self, instance: Instance, move: Move, out: Emissions) -> None:
+        """The keys are ours for good."""
+        instance.epochs.put(move.selection, move.epoch)
+        del instance.moves.arrivals[move.id]
+        out.notices.append(Opened(move.id, instance.name, instance.part, instance.parts))
 
 
 class Arrival(Receiver, tag=True):
@@ -73,7 +79,7 @@ class Arrival(Receiver, tag=True):
     def note_tick(self, record: Record) -> None:
         """A tick has come while some keys' states are under way."""
         if not self.ready and self.move is not None and not self.move.hold:
-            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+            self.ticks.append(Tick.of(record))
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
@@ -98,16 +104,13 @@ class Arrival(Receiver, tag=True):
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
         """A marker has come."""
         assert self.move is not None
-        part = (self.move.id, instance.name, instance.part, instance.parts)
         if kind == Kind.BEGIN:
             self.begun.add(record.src)
             self._check_ready(instance, out)
         elif kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
-                instance.epochs.put(self.move.selection, self.move.epoch)
-                del instance.moves.arrivals[self.move.id]
-                out.notices.append(Opened(*part))
+                self.own(instance, self.move, out)
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == self.move.routers:
@@ -117,7 +120,7 @@ class Arrival(Receiver, tag=True):
                     instance.unbuffer(key)
                 del instance.moves.arrivals[self.move.id]
                 instance.moves.aborted.add(self.move.id)
-                out.notices.append(Aborted(*part))
+                out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
         """When everything is here, keys that still wait are keys the source has never had: they start from nothing."""

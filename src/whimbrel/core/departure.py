@@ -10,7 +10,7 @@ With `hold`, the routers keep the keys' records from BEGIN on, so the keys stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -69,6 +69,12 @@ class Sender(msgspec.Struct):
         for bin in {**by_bin, **behind}:
             parcel = Parcel(self.move.id, bin, by_bin.get(bin, {}), backlog=behind.get(bin, {}), ticks=list(ticks))
             self.send(instance, kind, parcel, out, bin)
+
+    def luggage(self, instance: Instance, key: str, reach: Mapping[str, int]) -> Luggage:
+        """A key's state, with the place up to which it reaches in its router's stream; `reach`: by router, how far."""
+        saved = instance.entries[key].saved
+        assert saved is not None, "every key is sealed before it is shipped"
+        return msgspec.structs.replace(saved, seq=max(saved.seq, reach.get(saved.src, -1)))
 
     def is_large(self, luggage: Luggage) -> bool:
         """Whether a key has more state than one parcel takes."""
@@ -189,7 +195,7 @@ class Departure(Sender, kw_only=True, tag=True):
                 room = self.carry_stashed(instance, room, out)
                 continue
             key = self.queue.pop()
-            luggage = self._luggage(instance, key)
+            luggage = self.luggage(instance, key, self.begun if self.move.hold else instance.positions)
             if self.is_large(luggage):
                 self.carried = key
                 instance.stash(self.place, luggage)
@@ -202,10 +208,3 @@ class Departure(Sender, kw_only=True, tag=True):
         else:
             self.shipped = True
             self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts), out)
-
-    def _luggage(self, instance: Instance, key: str) -> Luggage:
-        """A key's state, with the place in its router's stream up to which it reaches."""
-        saved = instance.entries[key].saved
-        assert saved is not None, "every key is sealed before it is shipped"
-        reach = self.begun.get(saved.src, -1) if self.move.hold else instance.positions.get(saved.src, -1)
-        return msgspec.structs.replace(saved, seq=max(saved.seq, reach))

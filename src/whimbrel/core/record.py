@@ -153,6 +153,11 @@ class Tick(msgspec.Struct, frozen=True, array_like=True):
     event_us: int
     ingress_us: int
 
+    @classmethod
+    def of(cls, record: Record) -> Tick:
+        """The tick of a record."""
+        return cls(record.seq, record.src, record.event_us, record.ingress_us)
+
 
 class Parcel(msgspec.Struct, frozen=True):
     """State of some keys of one bin. A key too large for one parcel comes in `pieces`, `piece` by piece.

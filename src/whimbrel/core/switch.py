@@ -21,8 +21,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from whimbrel.core.arrival import Receiver, catch_up
 from whimbrel.core.departure import OVERHEAD, Sender
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
@@ -35,7 +33,6 @@ from whimbrel.core.record import (
     Left,
     Luggage,
     Move,
-    Opened,
     Parcel,
     Passed,
     Ready,
@@ -106,7 +103,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     def note_tick(self, record: Record) -> None:
         """A tick has come: it belongs to the backlog if the keys have stopped and BEGIN is not here."""
         if self.closed and record.src not in self.begun:
-            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+            self.ticks.append(Tick.of(record))
 
     def hint(self, instance: Instance, keys: Iterable[str]) -> None:
         """Records of these keys have gone to the destination."""
@@ -214,7 +211,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
             key = self.carried or (self.needed.pop(0) if self.needed else self.rest.pop())
             if key not in instance.entries:
                 continue
-            luggage = self._luggage(instance, key)
+            luggage = self.luggage(instance, key, self.reach)
             if self.is_large(luggage):
                 self.carried = key
                 waited = partial(self._backlog, instance, key)
@@ -245,11 +242,6 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     def forget(self, instance: Instance, key: str) -> None:
         """What is shipped is no longer here."""
         instance.drop([key])
-
-    def _luggage(self, instance: Instance, key: str) -> Luggage:
-        saved = instance.entries[key].saved
-        assert saved is not None, "every key is sealed before it is shipped"
-        return msgspec.structs.replace(saved, seq=max(saved.seq, self.reach.get(saved.src, -1)))
 
     def _tell(self, instance: Instance, out: Emissions) -> None:
         """Say which units and keys cannot come any more, and how far we are."""
@@ -334,7 +326,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     def note_tick(self, record: Record) -> None:
         """A tick has come straight here, while some keys have not opened."""
         if not self.ready:
-            self.ticks.append(Tick(record.seq, record.src, record.event_us, record.ingress_us))
+            self.ticks.append(Tick.of(record))
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
         """A marker has come."""
@@ -344,12 +336,10 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         elif kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
-                instance.epochs.put(self.move.selection, self.move.epoch)
-                del instance.moves.arrivals[self.move.id]
                 standby = instance.moves.standbys.pop(self.move.id, None)
                 if standby is not None:
                     standby.clear(instance)
-                out.notices.append(Opened(self.move.id, instance.name, instance.part, instance.parts))
+                self.own(instance, self.move, out)
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: states, and what waited for them at the source."""

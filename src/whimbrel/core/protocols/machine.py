@@ -203,7 +203,7 @@ def resume(protocol: Protocol, migration: Migration) -> list[Command]:
 
 
 def closing(preparing: str, committing: str) -> Table:
-    """The end that all hand-overs share: the destination is Ready, CUTOVER, then the source is out and the keys owned."""
+    """The end that all hand-overs share: Ready, CUTOVER, then the source is out and the destination owns the keys."""
 
     def ready(migration: Migration, event: Ready) -> Answer:
         return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])

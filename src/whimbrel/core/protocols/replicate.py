@@ -90,7 +90,8 @@ TABLE: Table = {
     (STANDBY, Abandoned): abandon,
     (CEASING, Aborted): undone,
     (ABORTED, Aborted): undone,
-} | late(
+}
+TABLE |= late(
     {
         COPYING: (Ordered,),
         STANDBY: (Ordered, Warm),

@@ -112,7 +112,8 @@ TABLE: Table = {
     (STARTING, Failed): go_back,
     (RETURNING, Started): returned,
     (RETURNING, Failed): go_back_again,
-} | late(
+}
+TABLE |= late(
     {
         STOPPING: (Ordered,),
         COPYING: (Ordered, Stopped),
