@@ -124,14 +124,17 @@ class StageRuntime:
 
     def _has_spoken(self, instance: str) -> bool:
         """Whether an instance has done everything in its inbox, and all it said about it is delivered."""
-        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        query = self.query(instance)
         return (query is None or query.is_drained) and self.outlet.has_delivered(instance)
 
     def queries(self) -> list[StageQuery]:
         """The queries of the stage that run, wherever they do."""
-        places = list(self.coordinator.sites.items())
-        found = [self.app.sites[site].queries.get(instance) for instance, site in places]
+        found = [self.query(instance) for instance in list(self.coordinator.sites)]
         return [query for query in found if query is not None]
+
+    def query(self, instance: str) -> StageQuery | None:
+        """The query of an instance, wherever it is, if there is one."""
+        return self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
 
     @property
     def is_drained(self) -> bool:
@@ -143,8 +146,8 @@ class StageRuntime:
             return False
         if self.instances.leaving:
             return False
-        for instance, site in list(self.coordinator.sites.items()):
-            query = self.app.sites[site].queries.get(instance)
+        for instance in list(self.coordinator.sites):
+            query = self.query(instance)
             if query is None or not query.is_drained:
                 return False
         return self.outlet.is_idle
@@ -215,8 +218,7 @@ class StageRuntime:
         there = self.instances.at(to)
         pairs = [(parts[name], other) for name in sources for other in there]
         standbys = [found for pair in pairs if (found := self.coordinator.standby(*pair)) is not None]
-        queries = [self.app.sites[sites[name]].queries.get(name) for name in sources]
-        running = [query for query in queries if query is not None and query.is_active]
+        running = [query for query in map(self.query, sources) if query is not None and query.is_active]
         total = max(sum(counts.values()), 1)
         period = max([query.period_ms for query in running], default=1000.0)
         site = sites[max(sources, key=moving.__getitem__)]
@@ -232,7 +234,7 @@ class StageRuntime:
             is_cut=any(self.app.links.is_cut(sites[name], to) for name in sources),
             is_whole=all(parts[name] == owners.select(name) for name in sources),
             is_warm=len(sources) == 1 and len(standbys) == 1,
-            source_runs=len(running) == len(queries),
+            source_runs=len(running) == len(sources),
             destination_runs=not there or all(self._runs(name) for name in there),
         )
         protocol, why = choose(seen, limits)
@@ -240,7 +242,7 @@ class StageRuntime:
         return taken, protocol, why
 
     def _runs(self, instance: str) -> bool:
-        query = self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        query = self.query(instance)
         return query is not None and query.is_active
 
     def state_bytes(self, instance: str) -> int:
@@ -254,7 +256,7 @@ class StageRuntime:
         """
         fitting = [BUDGET]
         for instance, site in list(self.coordinator.sites.items()):
-            query = self.app.sites[site].queries.get(instance)
+            query = self.query(instance)
             if query is not None and at in (None, site):
                 carried = self.app.links.link(site, to).bytes_in(round(query.period_ms * 1000))
                 fitting += [] if carried is None else [carried // self.stage.groups]
@@ -265,7 +267,7 @@ class StageRuntime:
         counts = self.counts()
         instances = {}
         for instance, site in list(self.coordinator.sites.items()):
-            query = self.app.sites[site].queries.get(instance)
+            query = self.query(instance)
             instances[instance] = {
                 "site": site,
                 "keys": counts[instance],

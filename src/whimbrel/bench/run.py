@@ -8,7 +8,6 @@ state, on a JVM that is warm.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from whimbrel.bench.witness import Witness
 from whimbrel.bench.workloads import KeyCount, Load
 from whimbrel.control.handle import Handle
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.pipeline import Pipeline
@@ -99,8 +99,6 @@ def check(setting: Setting) -> None:
     for option in setting.options:
         if option not in {"budget", "chunk", *PROTOCOLS[setting.protocol].options}:
             raise Refused(f"protocol {setting.protocol!r} has no option {option!r}")
-    if setting.link is not None and "links" not in inspect.signature(application.run).parameters:
-        raise Refused(f"this version has no links between sites (wanted: {setting.link}); measure with --link none")
     if setting.keys < 1 or setting.rate <= 0 or not 0 < setting.share <= 1:
         raise Refused("a run needs at least one key, a rate above 0, and a share above 0 and up to 1")
 
@@ -113,9 +111,9 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
         setting.keys, setting.rate, skew=setting.skew, active=setting.active, seed=seed, state_bytes=setting.state_bytes
     )
     pipeline = Pipeline("whimbrel-bench", load, key="key").stage(STAGE, operator)
-    links: dict[str, Any] = {"links": setting.link} if setting.link is not None else {}
+    links = setting.link or IDEAL
     show("starting")
-    app = application.run(pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, **links)
+    app = application.run(pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, links=links)
     try:
         for _ in _until(lambda: len(witness.releases) >= setting.keys, setting.patience, "every key has its state"):
             show(f"filling: {len(witness.releases):,} of {setting.keys:,} keys")

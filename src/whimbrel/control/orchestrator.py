@@ -226,13 +226,10 @@ class Orchestrator:
                 for gateway in control.gateways:
                     gateway.command(command)
             case machine.Announce(kind, move, instance):
-                blob = codec.encode_posts([(kind, EVERY_BIN, wire.pack(move))])
-                inbox = control.inbox_of(instance, instance)
-                inbox.append(blob, count=1, writer=f"coordinator/{id}/{kind.name}", counter=0, lane=Lane.CONTROL)
+                _post(control.inbox_of(instance, instance), kind, wire.pack(move), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move) if move.destination in control.coordinator.sites:  # or it has been scaled away
-                blob = codec.encode_posts([(Kind.FORGET, EVERY_BIN, wire.pack(move.id))])
                 inbox = control.inbox_of(move.source, move.destination)  # behind all parcels that are under way
-                inbox.append(blob, count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL)
+                _post(inbox, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 self.sites[migration.from_site].stop(instance)
                 self.tell(stage, id, Stopped())
@@ -302,3 +299,8 @@ class Orchestrator:
             if instance in control.coordinator.sites:
                 return name, control
         raise UnknownName("instance", instance, [])
+
+
+def _post(inbox: Appendable, kind: Kind, body: bytes, writer: str) -> None:
+    """Tell all parts of an instance something, once."""
+    inbox.append(codec.encode_posts([(kind, EVERY_BIN, body)]), count=1, writer=writer, counter=0, lane=Lane.CONTROL)

@@ -164,22 +164,19 @@ class Coordinator:
 
     def _outlived(self) -> list[tuple[str, Event]]:
         """Standbys whose keys move in another way, or have moved."""
-        moved = "its keys move in another way"
+        standbys = [one for one in self.migrations.values() if is_waiting_standby(one)]
+        if not standbys:
+            return []
+        movers = [
+            other.move.selection
+            for other in self.migrations.values()
+            if not other.is_over and not is_waiting_standby(other) and other.move.protocol != "restart"
+        ]
         return [
-            (one.move.id, Abandoned(moved))
-            for one in self.migrations.values()
-            if is_waiting_standby(one)
-            and (
-                set(self.table.owners.values(one.move.selection)) != {one.move.source}
-                or any(
-                    not other.is_over
-                    and other is not one
-                    and not is_waiting_standby(other)
-                    and other.move.protocol != "restart"
-                    and other.move.selection.overlaps(one.move.selection)
-                    for other in self.migrations.values()
-                )
-            )
+            (one.move.id, Abandoned("its keys move in another way"))
+            for one in standbys
+            if {*self.table.owners.values(one.move.selection)} != {one.move.source}
+            or any(selection.overlaps(one.move.selection) for selection in movers)
         ]
 
     def _settle(self, migration: Migration) -> None:

@@ -27,6 +27,7 @@ Rules every backend keeps (tests/contracts/test_log.py runs them over each one):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -92,3 +93,14 @@ class Log(Appendable, Protocol):
 
     def close(self) -> None:
         """Release what this object holds; the log itself stays, and using the object again opens it again."""
+
+
+def fitting(sizes: Iterable[int], size: int) -> int:
+    """How many of these, in order, have this size together; at least the first."""
+    number = 0
+    for one in sizes:
+        size -= one
+        if number and size < 0:
+            break
+        number += 1
+    return number

@@ -20,13 +20,13 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
 from whimbrel.core.errors import Bug, Corrupt, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
-from whimbrel.log.contract import Entry, Lane
+from whimbrel.log.contract import Entry, Lane, fitting
 from whimbrel.log.forks import FORKS
 
 FORMAT = 1
@@ -126,7 +126,7 @@ class EmbeddedLog:
             rows = db.execute(
                 "SELECT length(blob) FROM entries WHERE lane = ? AND position >= ? ORDER BY position", (lane, start)
             )
-            return min(start + _fitting((row[0] for row in rows), size), max(tail, start))
+            return min(start + fitting((row[0] for row in rows), size), max(tail, start))
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         with self._transaction("BEGIN") as db:
@@ -253,17 +253,6 @@ def _furthest(db: sqlite3.Connection, limit: int, lane: Lane) -> int:
         "SELECT position FROM entries WHERE lane = ? AND before <= ? ORDER BY before DESC, position DESC LIMIT 1",
         (lane, limit),
     )[0]
-
-
-def _fitting(sizes: Iterable[int], size: int) -> int:
-    """How many of these, in order, have this size together; at least the first."""
-    number = 0
-    for one in sizes:
-        size -= one
-        if number and size < 0:
-            break
-        number += 1
-    return number
 
 
 def _counter(db: sqlite3.Connection, writer: str, lane: Lane) -> int:

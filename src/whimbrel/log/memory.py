@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 
 from whimbrel.core.errors import Refused, Trimmed
-from whimbrel.log.contract import Entry, Lane
+from whimbrel.log.contract import Entry, Lane, fitting
 
 
 class MemoryLog:
@@ -50,14 +50,7 @@ class MemoryLog:
             return ruler.head + max(furthest, first + 1)
 
     def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
-        entries = self.read(start, lane=lane)
-        number = 0
-        for entry in entries:
-            size -= len(entry.blob)
-            if number and size < 0:
-                break
-            number += 1
-        return start + number
+        return start + fitting((len(entry.blob) for entry in self.read(start, lane=lane)), size)
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         ruler = self._rulers[lane]

@@ -176,7 +176,7 @@ class InstanceActor(Actor):
         posts = sorted((post for emissions in out for post in emissions.posts), key=lambda post: post.kind)
         for name in sorted({post.to for post in posts}):
             self.world.maybe_die()
-            records = [_record(post) for post in posts if post.to == name]
+            records = [as_record(post) for post in posts if post.to == name]
             self.world.inboxes[name].append(records, count=1, writer=self.name, counter=self.batch, lane=Lane.CONTROL)
         self.world.maybe_die()
         said = [(emissions.results, emissions.notices) for emissions in out]
@@ -213,7 +213,8 @@ class InstanceActor(Actor):
         return True
 
 
-def _record(post: Post) -> Record:
+def as_record(post: Post) -> Record:
+    """A post as it comes out of the control lane it was sent to."""
     return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
 
 

@@ -10,10 +10,10 @@ from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols import PROTOCOLS, machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped, Takeover
-from whimbrel.core.record import Kind, Record
+from whimbrel.core.record import Kind, Post
 from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
 from whimbrel.log.contract import Lane
-from whimbrel.sim.actors import Actor
+from whimbrel.sim.actors import Actor, as_record
 
 if TYPE_CHECKING:
     from whimbrel.sim.world import World
@@ -122,6 +122,9 @@ class CoordinatorActor(Actor):
             self._queue(migration, commands)
         self._tell_due()
 
+    def _post(self, post: Post, writer: str) -> None:
+        self.world.inboxes[post.to].append([as_record(post)], count=1, writer=writer, counter=0, lane=Lane.CONTROL)
+
     def _carry_out(self, id: str, command: Command) -> None:
         world, rng = self.world, self.world.random
         migration = self.coordinator.migrations[id]
@@ -131,15 +134,9 @@ class CoordinatorActor(Actor):
                     world.gateways[name].order(command, f"coordinator/{id}/{type(command).__name__}")
                     world.maybe_die(0.02)
             case machine.Announce(kind, move, instance):
-                record = Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move))
-                world.inboxes[instance].append(
-                    [record], count=1, writer=f"coordinator/{id}/{kind.name}", counter=0, lane=Lane.CONTROL
-                )
+                self._post(Post(instance, kind, EVERY_BIN, wire.pack(move)), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move):
-                record = Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
-                world.inboxes[move.destination].append(
-                    [record], count=1, writer=f"coordinator/{id}", counter=0, lane=Lane.CONTROL
-                )
+                self._post(Post(move.destination, Kind.FORGET, EVERY_BIN, wire.pack(move.id)), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 world.instances[instance].running = False
                 world.instances[instance].revive()
