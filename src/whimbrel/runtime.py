@@ -133,8 +133,9 @@ class StageRuntime:
         return [query for query in found if query is not None]
 
     def query(self, instance: str) -> StageQuery | None:
-        """The query of an instance, wherever it is, if there is one."""
-        return self.app.sites[self.coordinator.sites[instance]].queries.get(instance)
+        """The query of an instance, wherever it is, if there is one. An instance may leave while somebody looks."""
+        site = self.coordinator.sites.get(instance)
+        return None if site is None else self.app.sites[site].queries.get(instance)
 
     @property
     def is_drained(self) -> bool:
