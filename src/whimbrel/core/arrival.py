@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 class Receiver(msgspec.Struct):
     """Puts a move's parcels together, and ends it."""
 
+    @property
+    def hurries(self) -> bool:
+        """Whether keys stand still until their parcel comes, and live as soon as it is here."""
+        return False
+
     def join(self, instance: Instance, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
         """A key's luggage, or None while pieces of it are under way."""
         if parcel.pieces == 1:

@@ -49,6 +49,11 @@ class Sender(msgspec.Struct):
     """The large key whose pieces are being sent, over several batches if need be; and the next `piece` of it."""
     piece: int = 0
 
+    @property
+    def hurries(self) -> bool:
+        """Whether keys stand still elsewhere until they have been asked for here."""
+        return False
+
     def pack(
         self,
         instance: Instance,

@@ -143,6 +143,11 @@ class Instance:
             self._seal(out)
         return out
 
+    @property
+    def hurries(self) -> bool:
+        """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
+        return any(role.hurries for role in (*self.moves.arrivals.values(), *self.moves.departures.values()))
+
     def _note_positions(self, records: Sequence[Record]) -> None:
         """How far we have come in each router's stream. Only keys that leave must know: BEGIN says where it starts."""
         for record in records:

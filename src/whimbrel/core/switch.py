@@ -80,6 +80,10 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     passed: bool = False
     shipped: bool = False
 
+    @property
+    def hurries(self) -> bool:
+        return self.move.order == "demand" and not self.shipped
+
     def takes(self, key: str) -> bool:
         """Whether a record of this key belongs into its backlog."""
         return self.closed and key in self.move.selection
@@ -284,6 +288,10 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     """Bins that have not been asked for, the last one first; None before the first question."""
     ticks: list[Tick] = []
     ready: bool = False
+
+    @property
+    def hurries(self) -> bool:
+        return not self.ready
 
     def takes(self, key: str) -> bool:
         """Whether the key belongs to this move."""

@@ -24,8 +24,9 @@ from whimbrel.spark.groups import group_ids
 from whimbrel.spark.shipping import Shipment, unship
 from whimbrel.spark.stored import Head, StoredPart
 
-OUTGOING = -1
-"""The `_kind` of the row that holds results and notices; other rows' kinds are those of their posts."""
+OUTGOING, HURRY = -1, -2
+"""The `_kind` of the row that holds results and notices, and of the one that says that the part hurries; other rows'
+kinds are those of their posts."""
 DDL = "_part int, _kind int, _to string, _bin int, _count int, _body binary"
 
 
@@ -58,17 +59,19 @@ class GroupProcessor(StatefulProcessor):
         # A batch makes many objects, hardly a cycle: a collection amid it would look at all that is held, in vain.
         gc.disable()
         try:
-            emissions, state_bytes = self._apply(part, [(row._order, row._bundle) for row in rows])
+            emissions, instance = self._apply(part, [(row._order, row._bundle) for row in rows])
             if emissions.results or emissions.notices:
-                body = wire.pack(Outgoing(emissions.results, emissions.notices, part, state_bytes))
+                body = wire.pack(Outgoing(emissions.results, emissions.notices, part, instance.state_bytes))
                 yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
             for post in emissions.posts:
                 yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
+            if instance.hurries:
+                yield Row(_part=part, _kind=HURRY, _to="", _bin=-1, _count=0, _body=b"")
         finally:
             gc.enable()
 
-    def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, int]:
-        """One batch of one part: load what is missing, apply, store what changed. And say how much state it has."""
+    def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, Instance]:
+        """One batch of one part: load what is missing, apply, store what changed."""
         records, event_type = unbundle(bundles)
         head = self._stored.open(self.groups)
         instance = self._instance(part, event_type, head)
@@ -79,7 +82,7 @@ class GroupProcessor(StatefulProcessor):
         else:
             nonce = self._stored.append(head, deltas)
         _held[self.name, part] = Held(instance, nonce, self._maker(event_type))
-        return emissions, instance.state_bytes
+        return emissions, instance
 
     def close(self) -> None:
         pass

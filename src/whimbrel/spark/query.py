@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -39,7 +40,7 @@ from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
 from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import FORMAT, LANES, InboxSource, Reading, applied_by, clear, halt, open_log
+from whimbrel.spark.source import FORMAT, LANES, InboxSource, Reading, applied_by, clear, halt, hurry, open_log
 
 Prepare = Callable[[DataFrame], DataFrame]
 """A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
@@ -94,7 +95,8 @@ class StageQuery:
             raise Conflict(f"instance {self.spec.name} is running already")
         clear(self._folder.name)
         checkpoint_id: Future[str] = Future()
-        sink = Sink(lambda: f"{self.spec.name}@{checkpoint_id.result()}", self._outbox, self._inbox_of, self._appended)
+        writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, partial(hurry, self._folder.name))
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -103,7 +105,7 @@ class StageQuery:
                 self._results()
                 .writeStream.queryName(self.spec.name)
                 .outputMode("update")
-                .trigger(processingTime=self.spec.trigger)
+                .trigger(processingTime="0 seconds")  # the source says when
                 .option("checkpointLocation", self.checkpoint)
                 .foreachBatch(sink.append)
                 .start()
@@ -164,8 +166,9 @@ class StageQuery:
         """How long each of the recent micro-batches took, in milliseconds, oldest first."""
         if self._query is None:
             return []
-        recent = self._query.recentProgress
-        return [float(p["durationMs"]["triggerExecution"]) for p in recent if p["durationMs"].get("addBatch")]
+        took = [progress["durationMs"] for progress in self._query.recentProgress]
+        # Without the time in which the source waited for records, or for the moment to begin.
+        return [float(ms["triggerExecution"] - ms["latestOffset"]) for ms in took if ms.get("addBatch")]
 
     @property
     def state_commits(self) -> list[float]:
@@ -194,8 +197,11 @@ class StageQuery:
     @property
     def period_ms(self) -> float:
         """How long from one micro-batch to the next, about: as long as one takes, or as the trigger says."""
-        trigger = pd.Timedelta(self.spec.trigger.removeprefix("interval"))
-        return max(self.batch_ms, trigger.total_seconds() * 1000)
+        return max(self.batch_ms, self._pace_ms)
+
+    @property
+    def _pace_ms(self) -> float:
+        return float(pd.Timedelta(self.spec.trigger.removeprefix("interval")).total_seconds() * 1000)
 
     # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,6 +224,7 @@ class StageQuery:
             spec.max_records,
             rows=spec.prepare is not None,
             trim=spec.trim,
+            pace_ms=round(self._pace_ms),
             folder=self._folder.name,
         )
         source = self.spark.readStream.format(FORMAT).options(**reading.options()).load()

@@ -19,10 +19,10 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
-from whimbrel.core.record import Outgoing
+from whimbrel.core.record import Kind, Outgoing
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
-from whimbrel.spark.processor import OUTGOING
+from whimbrel.spark.processor import HURRY, OUTGOING
 
 
 class Sink:
@@ -34,13 +34,17 @@ class Sink:
         outbox: Log,
         inbox_of: Callable[[str], Appendable],
         appended: Callable[[], None] = lambda: None,
+        hurry: Callable[[bool], None] = lambda hurries: None,
     ) -> None:
-        self._writer, self._outbox, self._inbox_of, self._appended = writer, outbox, inbox_of, appended
+        """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries."""
+        self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
+        self._appended, self._hurry = appended, hurry
+        self._hurrying: set[int] = set()
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
         rows = sorted(batch.collect(), key=lambda row: row._part)
-        posts = [row for row in rows if row._kind != OUTGOING]
+        posts = [row for row in rows if row._kind >= 0]
         for destination in sorted({row._to for row in posts}):
             self._post(destination, [row for row in posts if row._to == destination], batch_id)
         outgoing = [row for row in rows if row._kind == OUTGOING]
@@ -49,6 +53,7 @@ class Sink:
             blob = join_outgoing([bytes(row._body) for row in outgoing])
             self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
         if rows:
+            self._note_hurry(rows)
             self._appended()
 
     def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
@@ -56,11 +61,18 @@ class Sink:
         ordered = sorted(posts, key=lambda row: int(row._kind))
         self._inbox_of(destination).append(
             encode_posts((row._kind, row._bin, bytes(row._body)) for row in ordered),
-            count=len(ordered),
+            count=sum(row._kind != Kind.NUDGE for row in ordered),  # nobody waits for a nudge
             writer=self._writer(),
             counter=batch_id,
             lane=Lane.CONTROL,
         )
+
+    def _note_hurry(self, rows: Sequence[Any]) -> None:
+        """Parts of which a batch says nothing are as they were."""
+        before = self._hurrying
+        self._hurrying = before - {row._part for row in rows} | {row._part for row in rows if row._kind == HURRY}
+        if bool(self._hurrying) != bool(before):
+            self._hurry(bool(self._hurrying))
 
 
 def join_outgoing(packed: list[bytes]) -> bytes:

@@ -6,6 +6,9 @@ lane as the batch may hold; Spark's offset is the pair of log positions. Two sha
     bundles   one row a group (bundle.py), straight from the log's entries: nothing is touched per record
     rows      one row a record, typed, for a stage whose `prepare` wants to work on them
 
+When a batch begins is decided here, not by Spark's trigger: at most once in a while (`pace_ms`), so that queries on few
+cores do not get in each other's way; but at once if keys stand still for what has come through the control lane.
+
 Spark runs a reader in two places: `latestOffset`, `partitions` and `commit` in one long-lived process beside the
 driver, `read` in a task.
 """
@@ -13,7 +16,9 @@ driver, `read` in a task.
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,8 +43,12 @@ MOST_CONTROL = 64 << 20
 TRIM_EVERY = 64
 """Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
 
+GLANCE = 0.02
+"""Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
+
 Offset = dict[str, int]
 LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
+NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
 
 
 @dataclass(frozen=True)
@@ -53,26 +62,23 @@ class Reading:
     max_records: int
     rows: bool = False
     trim: bool = True
+    pace_ms: int = 0
+    """Least time from the beginning of a batch to that of the next."""
     folder: str = ""
     """Where the reader and whoever started the query tell each other things; see the end of this file."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
         schema = self.schema.serialize().to_pybytes().hex()
-        numbers = {"groups": self.groups, "max_records": self.max_records, "rows": self.rows, "trim": self.trim}
-        return {
-            "path": self.path,
-            "schema": schema,
-            "folder": self.folder,
-            **{k: str(int(v)) for k, v in numbers.items()},
-        }
+        numbers = {name: str(int(getattr(self, name))) for name in NUMBERS}
+        return {"path": self.path, "schema": schema, "folder": self.folder, **numbers}
 
     @staticmethod
     def of(options: Any) -> Reading:
         """Back from Spark's options."""
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
-        groups, most, rows, trim = (int(options[name]) for name in ("groups", "max_records", "rows", "trim"))
-        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), options["folder"])
+        groups, most, rows, trim, pace_ms = (int(options[name]) for name in NUMBERS)
+        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), pace_ms, options["folder"])
 
 
 class InboxSource(DataSource):
@@ -105,6 +111,7 @@ class InboxReader(DataSourceStreamReader):
         self.reading = reading
         self._trimmed = dict.fromkeys(LANES, 0)
         self._applied: Offset | None = None
+        self._began = -math.inf
 
     def initialOffset(self) -> Offset:
         log = open_log(self.reading.path)
@@ -114,16 +121,33 @@ class InboxReader(DataSourceStreamReader):
         return ReadMaxRows(self.reading.max_records)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        if self.reading.folder:
-            # Spark asks for more when everything before is applied and committed.
-            if start != self._applied:
-                _note_applied(self.reading.folder, start)
-                self._applied = start
-            if os.path.exists(os.path.join(self.reading.folder, HALT)):
-                return start
+        if self.reading.folder and start != self._applied:  # Spark asks when all before it is committed
+            _note_applied(self.reading.folder, start)
+            self._applied = start
         log = open_log(self.reading.path)
+        if not self._awaits(log, start):
+            return start
+        self._began = time.monotonic()
         data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
         return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
+
+    def _awaits(self, log: Log, start: Offset) -> bool:
+        """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
+        pace = self.reading.pace_ms / 1000
+        due, end = self._began + pace, time.monotonic() + pace
+        while not self._told(HALT):
+            now = time.monotonic()
+            if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
+                return True
+            if self._told(HURRY) and log.backlog(start["control"], Lane.CONTROL):
+                return True
+            if now >= max(due, end):
+                return False
+            time.sleep(GLANCE)
+        return False
+
+    def _told(self, what: str) -> bool:
+        return bool(self.reading.folder) and os.path.exists(os.path.join(self.reading.folder, what))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         return [Range(start, end)] if start != end else []
@@ -201,9 +225,10 @@ def open_log(path: str) -> Log:
 
 # ── Between a reader and whoever started the query ───────────────────────────────────────────────────────────────────
 # Spark has no way to ask a reader anything, and runs it in a process of its own on the driver's machine. So both share
-# a folder: `halt` is there while nothing new may be read, `applied` holds the offset up to which everything is done.
+# a folder: `halt` is there while nothing new may be read, `hurry` while keys stand still for what comes through the
+# control lane, `applied` holds the offset up to which everything is done.
 
-HALT, APPLIED = "halt", "applied"
+HALT, HURRY, APPLIED = "halt", "hurry", "applied"
 
 
 def halt(folder: str) -> None:
@@ -211,9 +236,17 @@ def halt(folder: str) -> None:
     Path(folder, HALT).touch()
 
 
+def hurry(folder: str, hurries: bool) -> None:
+    """Let what comes through the control lane begin a batch at once, or no more."""
+    if hurries:
+        Path(folder, HURRY).touch()
+    else:
+        Path(folder, HURRY).unlink(missing_ok=True)
+
+
 def clear(folder: str) -> None:
     """Forget what was said before: a query is about to start."""
-    for name in (HALT, APPLIED):
+    for name in (HALT, HURRY, APPLIED):
         Path(folder, name).unlink(missing_ok=True)
 
 
