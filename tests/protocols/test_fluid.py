@@ -282,6 +282,6 @@ def test_an_option_that_makes_no_sense_is_refused(
 def test_options_are_fields_of_the_move(coordinator: Coordinator, protocol: str, options: dict[str, Any]) -> None:
     (planned,) = coordinator.plan([(EVERYTHING, "b")], "edge", protocol, "m1", **options)
     assert planned.move.switch
-    usual = {"order": "arrival" if protocol == "push" else "demand", "split": 16, "step": 16}
+    usual = {"order": "arrival" if protocol == "push" else "demand", "split": 32, "step": 16}
     chosen = {name: getattr(planned.move, name) for name in usual}
     assert chosen == usual | options

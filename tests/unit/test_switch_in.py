@@ -129,9 +129,9 @@ def test_shipped_opens_the_rest() -> None:
 
 
 def test_a_whole_unit_tells_which_keys_there_are_not() -> None:
-    unit = unit_of("k", 16)
+    unit = unit_of("k", FETCH.split)
     instance = destination(switch(FETCH), mark(BEGIN, FETCH, 10), passed(FETCH), data("k", 11, "y", epoch=1))
-    assert told(instance.apply([parcel(FETCH, {}, units=[unit_of("j", 16)])])) == []
+    assert told(instance.apply([parcel(FETCH, {}, units=[unit_of("j", FETCH.split)])])) == []
     assert told(instance.apply([parcel(FETCH, {}, units=[unit])])) == [("k", "y")]
 
 
@@ -244,7 +244,7 @@ def test_needed_units_are_asked_for_in_the_order_of_their_records_and_once() -> 
     records = [data("j", 11, "y"), data("i", 12, "y"), data("j", 13, "y"), data("other", 14, "y")]
     question = asked(instance.apply([mark(BEGIN, moved, 10), *records]))
     assert question is not None
-    assert question[0] == [unit_of("j", 16), unit_of("i", 16)]
+    assert question[0] == [unit_of("j", FETCH.split), unit_of("i", FETCH.split)]
     assert not set(question[0]) & set(question[1])
     assert asked(instance.apply([data("j", 15, "z")])) is None
     assert asked(reloaded(instance).apply([data("i", 15, "z")])) is None
@@ -281,3 +281,12 @@ def test_each_part_asks_for_its_own_bins() -> None:
 def test_nothing_is_asked_for_when_everything_has_been_sent() -> None:
     instance = destination(switch(FETCH), passed(FETCH), shipped(FETCH))
     assert asked(instance.apply([mark(BEGIN, FETCH, 10), data("k", 11, "y", epoch=1)])) is None
+
+
+def test_a_destination_hurries_until_everything_is_here() -> None:
+    instance = destination()
+    assert not instance.hurries
+    instance.apply([switch(PUSH), mark(BEGIN, PUSH, 10), data("k", 11, "y", epoch=1)])
+    assert reloaded(instance).hurries
+    instance.apply([parcel(PUSH, {"k": luggage(10, "x")}), passed(PUSH), shipped(PUSH)])
+    assert not instance.hurries

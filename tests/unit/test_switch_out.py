@@ -280,15 +280,15 @@ def test_fetch_sends_nothing_unasked_but_keys_with_a_backlog() -> None:
     assert instance.apply([switch(FETCH)]).posts == []
     out = instance.apply([data("k", 11, "y"), mark(BEGIN, FETCH, 12)])
     assert (list(packed(out)), kinds(out)) == (["k"], [Kind.PARCEL, Kind.PASSED])
-    out = instance.apply([fetch(FETCH, [unit_of("j", 16)])])
-    assert (list(packed(out)), gone(out)) == (["j"], [unit_of("j", 16)])
+    out = instance.apply([fetch(FETCH, [unit_of("j", FETCH.split)])])
+    assert (list(packed(out)), gone(out)) == (["j"], [unit_of("j", FETCH.split)])
     assert kinds(out) == [Kind.PARCEL, Kind.PARCEL, Kind.SHIPPED]
 
 
 def test_fetch_sends_needed_units_before_steps_and_steps_in_their_order() -> None:
     keys = ("a", "b", "c", "d", "e")
     moved = switching(*keys, order="demand", budget=1)
-    units = {key: unit_of(key, 16) for key in keys}
+    units = {key: unit_of(key, FETCH.split) for key in keys}
     instance = source(*keys)
     instance.apply([switch(moved), mark(BEGIN, moved, 10)])
     out = instance.apply([fetch(moved, [], [units["d"], units["a"]]), fetch(moved, [], [units["c"], units["b"]])])
@@ -311,7 +311,7 @@ def test_a_unit_is_told_gone_only_when_nothing_of_it_is_left(as_step: bool) -> N
 
 def test_an_empty_unit_is_told_gone_at_once() -> None:
     instance = source()
-    empty = next(unit for unit in range(BINS) if unit not in (unit_of("k", 16), unit_of("j", 16)))
+    empty = next(unit for unit in range(BINS) if unit not in (unit_of("k", FETCH.split), unit_of("j", FETCH.split)))
     out = instance.apply([switch(FETCH), mark(BEGIN, FETCH, 10), fetch(FETCH, [], [empty])])
     assert (packed(out), gone(out)) == ({}, [empty])
 
@@ -319,7 +319,7 @@ def test_an_empty_unit_is_told_gone_at_once() -> None:
 @pytest.mark.parametrize("as_step", [False, True])
 def test_a_key_that_is_made_in_the_batch_of_the_question_is_not_forgotten(as_step: bool) -> None:
     """The question comes first, in the control lane, and the key behind it."""
-    unit = unit_of("k", 16)
+    unit = unit_of("k", FETCH.split)
     question = fetch(FETCH, [], [unit]) if as_step else fetch(FETCH, [unit])
     out = part().apply([switch(FETCH), question, data("k", 11, "x"), mark(BEGIN, FETCH, 12)])
     assert [(list(parcel.keys), parcel.units) for parcel in parcels(out)] == [(["k"], []), ([], [unit])]
@@ -328,9 +328,9 @@ def test_a_key_that_is_made_in_the_batch_of_the_question_is_not_forgotten(as_ste
 def test_a_question_that_comes_when_everything_has_left_is_not_answered() -> None:
     instance = source("other")
     assert Kind.SHIPPED in kinds(instance.apply([switch(FETCH), mark(BEGIN, FETCH, 10)]))
-    assert instance.apply([fetch(FETCH, [unit_of("k", 16)])]) == Emissions()
+    assert instance.apply([fetch(FETCH, [unit_of("k", FETCH.split)])]) == Emissions()
     instance.apply([mark(CUTOVER, FETCH, 11)])
-    assert instance.apply([fetch(FETCH, [unit_of("k", 16)])]) == Emissions()
+    assert instance.apply([fetch(FETCH, [unit_of("k", FETCH.split)])]) == Emissions()
 
 
 def test_two_switches_at_once_do_not_mix() -> None:
@@ -371,10 +371,10 @@ def test_each_part_answers_for_its_own_keys() -> None:
         assert wire.unpack(out.posts[-1].body, Shipped) == Shipped("m1", number, 2)
         instance = part(number=number, parts=2)
         instance.apply([data(key, seq, "x") for seq, key in enumerate(mine[number])])
-        units = [unit_of(key, 16) for key in keys]
+        units = [unit_of(key, FETCH.split) for key in keys]
         out = instance.apply([switch(asking), fetch(asking, units[:4], units[4:])])
         assert sorted(packed(out)) == sorted(mine[number])
-        assert sorted(gone(out)) == sorted(unit_of(key, 16) for key in mine[number])
+        assert sorted(gone(out)) == sorted(unit_of(key, FETCH.split) for key in mine[number])
 
 
 # ── The end, at the source ───────────────────────────────────────────────────────────────────────────────────────────
@@ -412,3 +412,18 @@ def test_what_is_needed_does_not_keep_a_large_key_from_stopping_for_this_batch()
         *(("k", n) for n in range(1, 4)),
         *(("j", n) for n in range(4)),
     ]
+
+
+def test_a_source_hurries_as_long_as_it_may_be_asked() -> None:
+    instance = source()
+    instance.apply([switch(FETCH), mark(BEGIN, FETCH, 3)])
+    assert reloaded(instance).hurries
+    out = instance.apply([fetch(FETCH, [unit_of(key, FETCH.split) for key in ("k", "j")])])
+    assert Kind.SHIPPED in kinds(out)
+    assert not instance.hurries
+
+
+def test_a_source_that_nobody_asks_does_not_hurry() -> None:
+    instance = source()
+    instance.apply([switch(PUSH), mark(BEGIN, PUSH, 3)])
+    assert not instance.hurries

@@ -100,7 +100,7 @@ class Move(msgspec.Struct, frozen=True):
     """A standby gets what has changed after every so many batches."""
     standby: bool = False
     """Whether a standby that is warm waits for the order to take over."""
-    split: int = 16
+    split: int = 32
     """Into how many units a bin is cut when the destination asks."""
     step: int = 16
     """How many bins the destination asks for at a time, beside those it needs."""
