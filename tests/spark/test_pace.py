@@ -111,7 +111,7 @@ def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
     told: list[bool] = []
     inbox = MemoryLog()
     sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, hurry=told.append)
-    batches = [
+    batches: list[list[tuple[int, int]]] = [
         [(0, Kind.NUDGE)],
         [(0, HURRY), (1, HURRY)],
         [(0, Kind.FETCH)],
