@@ -103,8 +103,8 @@ def test_an_empty_inbox_is_waited_for_but_not_for_ever(begun: Inbox) -> None:
 
 def batch(*rows: tuple[int, int]) -> Any:
     """A micro-batch of rows, each a part and a kind."""
-    made = [SimpleNamespace(_part=part, _kind=kind, _to="a", _bin=0, _count=0, _body=b"") for part, kind in rows]
-    return SimpleNamespace(collect=lambda: made)
+    made = [{"_part": part, "_kind": kind, "_to": "a", "_bin": 0, "_count": 0, "_body": b""} for part, kind in rows]
+    return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist(made))
 
 
 def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,13 +71,20 @@ def test_a_worker_that_was_away_too_long_loads_everything(part: StoredPart) -> N
 
 def test_deltas_outgrow_their_base_by_size_or_by_number(part: StoredPart) -> None:
     small, large = b"x", b"x" * (stored.GROWTH * stored.FLOOR)
+    little = partial(int, 1)
     append(part, small)
-    assert not part.outgrown(part.open(2), len(small))
-    assert part.outgrown(part.open(2), len(large))
+    assert not part.outgrown(part.open(2), len(small), little)
+    assert part.outgrown(part.open(2), len(large), little)
     append(part, *[small] * (stored.MOST - 1))
-    assert part.outgrown(part.open(2), len(small))
+    assert part.outgrown(part.open(2), len(small), little)
     part.compact(part.open(2), [large])
-    assert not part.outgrown(part.open(2), len(large))
+    assert not part.outgrown(part.open(2), len(large), little)
+
+
+def test_deltas_of_keys_that_come_are_not_too_much(part: StoredPart) -> None:
+    size = stored.GROWTH * stored.FLOOR + 1
+    assert part.outgrown(part.open(2), size, lambda: size // stored.GROWTH - 1)
+    assert not part.outgrown(part.open(2), size, lambda: size)
 
 
 def test_the_number_of_groups_is_fixed(part: StoredPart) -> None:

@@ -115,6 +115,12 @@ class Instance:
         self._number = 0
         self._sink: list[Result] | None = None
 
+    def weigh(self) -> int:
+        """How many bytes of state there are, with those that are on their way through here and others' copies."""
+        aside = (*self.stashed.values(), *self.replicas.values())
+        pieces = sum(len(piece) for pieces in self.gathered.values() for piece in pieces)
+        return self.state_bytes + pieces + sum(len(luggage.state) for luggage in aside)
+
     # ── A batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, records: Sequence[Record]) -> Emissions:

@@ -77,7 +77,7 @@ class GroupProcessor(StatefulProcessor):
         instance = self._instance(part, event_type, head)
         emissions = instance.apply(records)
         deltas = instance.deltas()
-        if self._stored.outgrown(head, sum(map(len, deltas))):
+        if self._stored.outgrown(head, sum(map(len, deltas)), instance.weigh):
             nonce = self._stored.compact(head, instance.snapshot())
         else:
             nonce = self._stored.append(head, deltas)

@@ -13,6 +13,7 @@ that starts anew from an empty checkpoint counts from zero again, and must not b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -43,14 +44,14 @@ class Sink:
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
-        rows = sorted(batch.collect(), key=lambda row: row._part)
+        rows = _rows(batch)
         posts = [row for row in rows if row._kind >= 0]
         for destination in sorted({row._to for row in posts}):
             self._post(destination, [row for row in posts if row._to == destination], batch_id)
         outgoing = [row for row in rows if row._kind == OUTGOING]
         if outgoing:
             count = sum(row._count for row in outgoing)
-            blob = join_outgoing([bytes(row._body) for row in outgoing])
+            blob = join_outgoing([row._body for row in outgoing])
             self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
         if rows:
             self._note_hurry(rows)
@@ -60,7 +61,7 @@ class Sink:
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
         ordered = sorted(posts, key=lambda row: int(row._kind))
         self._inbox_of(destination).append(
-            encode_posts((row._kind, row._bin, bytes(row._body)) for row in ordered),
+            encode_posts((row._kind, row._bin, row._body) for row in ordered),
             count=sum(row._kind != Kind.NUDGE for row in ordered),  # nobody waits for a nudge
             writer=self._writer(),
             counter=batch_id,
@@ -73,6 +74,12 @@ class Sink:
         self._hurrying = before - {row._part for row in rows} | {row._part for row in rows if row._kind == HURRY}
         if bool(self._hurrying) != bool(before):
             self._hurry(bool(self._hurrying))
+
+
+def _rows(batch: DataFrame) -> list[Any]:
+    """A batch's rows, by part. Through Arrow: `collect` takes bytes for text on its way, which is five times slower."""
+    rows = [SimpleNamespace(**row) for row in batch.toArrow().to_pylist()]
+    return sorted(rows, key=lambda row: row._part)
 
 
 def join_outgoing(packed: list[bytes]) -> bytes:

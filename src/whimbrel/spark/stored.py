@@ -12,6 +12,7 @@ Each state variable costs Spark several milliseconds a task, used or not: so the
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -25,10 +26,11 @@ BLOB = StructType([StructField("blob", BinaryType())])
 NUMBER = StructType([StructField("number", IntegerType())])
 HEAD = -1
 
-GROWTH = 4
-"""Deltas are compacted when they have outgrown their base by this factor: loading reads at most so much too much."""
+GROWTH = 5
+"""A part is compacted when so many times its size is stored: loading reads at most so much too much. Keys that come
+make deltas as well, but in these nothing is too much."""
 FLOOR = 64 << 10
-"""A base smaller than this counts as so large."""
+"""A part smaller than this counts as so large."""
 MOST = 512
 """Deltas are compacted when there are so many, however small: loading makes one call for each."""
 REMEMBERED = 64
@@ -76,9 +78,10 @@ class StoredPart:
         behind = len(head.nonces) - 1 - head.nonces.index(nonce) if on_top else head.next - head.first
         return Missing([self._delta(number) for number in range(head.next - behind, head.next)], on_top)
 
-    def outgrown(self, head: Head, size: int) -> bool:
-        """Whether a base should be written instead of deltas of this size."""
-        grown = head.delta_bytes + size > GROWTH * max(head.base_bytes, FLOOR)
+    def outgrown(self, head: Head, size: int, whole: Callable[[], int]) -> bool:
+        """Whether a base should be written, of at least `whole` bytes, instead of deltas of this size."""
+        stored = head.base_bytes + head.delta_bytes + size
+        grown = stored > GROWTH * max(head.base_bytes, FLOOR) and stored > GROWTH * whole()
         return grown or head.next - head.first >= MOST
 
     def append(self, head: Head, deltas: list[bytes]) -> int:
