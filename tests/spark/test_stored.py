@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,13 @@ class Blobs(dict[Any, Any]):
 
 
 class Handle:
-    """Hands out the state of one group."""
+    """Hands out the state of one group, and lets one look how often it was asked."""
+
+    def __init__(self) -> None:
+        self.blobs = Blobs()
 
     def getMapState(self, name: str, key: Any, value: Any) -> Blobs:
-        return Blobs()
+        return self.blobs
 
 
 @pytest.fixture
@@ -85,6 +89,43 @@ def test_deltas_of_keys_that_come_are_not_too_much(part: StoredPart) -> None:
     size = stored.GROWTH * stored.FLOOR + 1
     assert part.outgrown(part.open(2), size, lambda: size // stored.GROWTH - 1)
     assert not part.outgrown(part.open(2), size, lambda: size)
+
+
+def test_large_blobs_are_found_nearby_and_otherwise_in_the_store(tmp_path: Path) -> None:
+    handle = Handle()
+    part = StoredPart(handle, str(tmp_path))  # type: ignore[arg-type]
+    large = [bytes([number]) * stored.LARGE for number in range(3)]
+    first, *_ = append(part, *large, b"small")
+    assert len(list(tmp_path.iterdir())) == 3
+    for number in (1, 2):
+        handle.blobs[(number,)] = (b"not looked at",)
+    assert part.missing(part.open(2), first) == ([*large[1:], b"small"], True)
+    for number, blob in enumerate(large):
+        handle.blobs[(number,)] = (blob,)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert part.missing(part.open(2), first) == ([*large[1:], b"small"], True)
+
+
+def test_files_go_with_what_they_hold(tmp_path: Path) -> None:
+    part = StoredPart(Handle(), str(tmp_path))  # type: ignore[arg-type]
+    large = b"x" * stored.LARGE
+    append(part, large, *[b"small"] * (stored.REMEMBERED - 1))
+    assert len(list(tmp_path.iterdir())) == 1
+    append(part, large)
+    assert len(list(tmp_path.iterdir())) == 1, "the first is so old that nobody knows it by its nonce"
+    part.compact(part.open(2), [large, large])
+    assert len(list(tmp_path.iterdir())) == 2, "of the base alone"
+    assert part.missing(part.open(2), 0) == ([large, large], False)
+
+
+def test_a_folder_that_goes_away_is_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    part = StoredPart(Handle(), str(folder))  # type: ignore[arg-type]
+    folder.rmdir()
+    append(part, b"x" * stored.LARGE)
+    assert part.missing(part.open(2), 0) == ([b"x" * stored.LARGE], False)
 
 
 def test_the_number_of_groups_is_fixed(part: StoredPart) -> None:

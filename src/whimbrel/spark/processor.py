@@ -48,11 +48,12 @@ class GroupProcessor(StatefulProcessor):
 
     instance_type: ClassVar[type[Instance]] = Instance
 
-    def __init__(self, name: str, shipment: Shipment, groups: int) -> None:
-        self.name, self.shipment, self.groups = name, shipment, groups
+    def __init__(self, name: str, shipment: Shipment, groups: int, nearby: str = "") -> None:
+        """`nearby`: where workers leave large blobs for each other; see stored.py."""
+        self.name, self.shipment, self.groups, self.nearby = name, shipment, groups, nearby
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._stored = StoredPart(handle)
+        self._stored = StoredPart(handle, self.nearby)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         part = group_ids(self.groups).index(key[0])

@@ -207,7 +207,7 @@ class StageQuery:
 
     def _results(self) -> DataFrame:
         spec = self.spec
-        processor = self.processor_type(spec.name, ship(spec.operator), spec.groups)
+        processor = self.processor_type(spec.name, ship(spec.operator), spec.groups, self._folder.name)
         return (
             self._bundles()
             .groupBy("_group")

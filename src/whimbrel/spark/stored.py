@@ -5,6 +5,9 @@ before each batch that nobody has written since: the head holds a nonce for each
 so usually a worker that has been away lacks one or two deltas and fetches just those. Only a worker that does not know
 the part at all, or knows something that was never committed (a batch that failed), loads everything.
 
+Bytes come back from the store at 45 MB/s, because Spark takes them for text on the way. So a large blob is written to a
+file of this machine as well, under its nonce, for the next worker that lacks it; who finds no file asks the store.
+
 Each call to the store is a round trip to the JVM: a batch makes three (read the head, write a delta, write the head).
 Each state variable costs Spark several milliseconds a task, used or not: so there is one, and the head is in it.
 """
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +42,10 @@ REMEMBERED = 64
 """So many of the latest nonces stay in the head: a worker that was away for longer loads everything."""
 
 
+LARGE = 256 << 10
+"""A blob of this size is written to a file as well."""
+
+
 class Head(msgspec.Struct, array_like=True):
     """What is stored: numbers `first` (the base) to `next - 1`, the latest of them with their nonces."""
 
@@ -58,8 +67,10 @@ class Missing(NamedTuple):
 class StoredPart:
     """What the store has of the group that is being processed."""
 
-    def __init__(self, handle: StatefulProcessorHandle) -> None:
+    def __init__(self, handle: StatefulProcessorHandle, nearby: str = "") -> None:
+        """`nearby`: the folder for large blobs; none if it is not given, or not here but on another machine."""
         self._blobs = handle.getMapState("blobs", NUMBER, BLOB)
+        self._nearby = Path(nearby) if nearby and Path(nearby).is_dir() else None
 
     def open(self, parts: int) -> Head:
         """The head as it is now."""
@@ -76,7 +87,7 @@ class StoredPart:
         """What a worker must load that has everything up to `nonce` (zero: nothing)."""
         on_top = nonce in head.nonces
         behind = len(head.nonces) - 1 - head.nonces.index(nonce) if on_top else head.next - head.first
-        return Missing([self._delta(number) for number in range(head.next - behind, head.next)], on_top)
+        return Missing([self._delta(head, number) for number in range(head.next - behind, head.next)], on_top)
 
     def outgrown(self, head: Head, size: int, whole: Callable[[], int]) -> bool:
         """Whether a base should be written, of at least `whole` bytes, instead of deltas of this size."""
@@ -92,12 +103,17 @@ class StoredPart:
     def compact(self, head: Head, base: list[bytes]) -> int:
         """Store everything anew, in place of the deltas so far; return the nonce of the last blob."""
         self._blobs.clear()
+        self._remove(head.nonces)
         head.first, head.base_bytes, head.delta_bytes = head.next, sum(map(len, base)), 0
         # A base says nothing of the keys that are gone, so it cannot be loaded on top of what a worker has.
         head.nonces = []
         return self._store(head, base)
 
-    def _delta(self, number: int) -> bytes:
+    def _delta(self, head: Head, number: int) -> bytes:
+        back = head.next - number
+        if self._nearby is not None and back <= len(head.nonces):
+            with suppress(FileNotFoundError):
+                return (self._nearby / str(head.nonces[-back])).read_bytes()
         found = self._blobs.getValue((number,))
         if found is None:
             raise Corrupt(f"the state store lacks delta {number}, which its head names")
@@ -107,6 +123,25 @@ class StoredPart:
         for blob in blobs:
             self._blobs.updateValue((head.next,), (blob,))
             head.next += 1
-            head.nonces = [*head.nonces[1 - REMEMBERED :], secrets.randbits(63) | 1]
+            nonce = secrets.randbits(63) | 1
+            self._remove(head.nonces[: 1 - REMEMBERED])
+            head.nonces = [*head.nonces[1 - REMEMBERED :], nonce]
+            if self._nearby is not None and len(blob) >= LARGE:
+                _write(self._nearby / str(nonce), blob)
         self._blobs.updateValue((HEAD,), (wire.pack(head),))
         return head.nonces[-1]
+
+    def _remove(self, nonces: list[int]) -> None:
+        if self._nearby is not None:
+            for nonce in nonces:
+                (self._nearby / str(nonce)).unlink(missing_ok=True)
+
+
+def _write(path: Path, blob: bytes) -> None:
+    """All of it or nothing, as on a full disk: whoever misses it asks the store."""
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_bytes(blob)
+        draft.rename(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
