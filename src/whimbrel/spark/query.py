@@ -167,8 +167,8 @@ class StageQuery:
         if self._query is None:
             return []
         took = [progress["durationMs"] for progress in self._query.recentProgress]
-        # Without the time in which the source waited for records, or for the moment to begin.
-        return [float(ms["triggerExecution"] - ms["latestOffset"]) for ms in took if ms.get("addBatch")]
+        # Without the time in which the source waited for the moment to begin; a batch that is repeated has not waited.
+        return [float(ms["triggerExecution"] - ms.get("latestOffset", 0)) for ms in took if ms.get("addBatch")]
 
     @property
     def state_commits(self) -> list[float]:
