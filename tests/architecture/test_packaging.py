@@ -23,7 +23,7 @@ def normalised(requirement: str) -> str:
 DECLARED = sorted({normalised(r) for r in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]})
 
 
-@pytest.mark.parametrize("place", ["http", "/root", "/work", "/home", "--index-url", "--find-links"])
+@pytest.mark.parametrize("place", ["://", "/root", "/work", "/home", "--index-url", "--find-links"])
 def test_the_lock_names_no_place(place: str) -> None:
     assert place not in LOCK
 

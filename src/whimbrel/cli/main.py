@@ -9,6 +9,7 @@ import typer
 
 from whimbrel.bench.report import installed
 from whimbrel.cli.bench import bench
+from whimbrel.cli.checkpoints import checkpoints
 from whimbrel.cli.demo import demo
 from whimbrel.cli.sim import sim
 from whimbrel.core.errors import WhimbrelError
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(sim)
+app.command()(checkpoints)
 app.add_typer(bench)
 
 

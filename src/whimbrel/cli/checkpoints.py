@@ -1,0 +1,66 @@
+"""`whimbrel checkpoints`: what a central store could bring back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whimbrel.bench.report import installed, write
+from whimbrel.core.errors import UnknownName
+
+if TYPE_CHECKING:
+    from whimbrel.store import Checkpoint
+
+
+def checkpoints(
+    url: Annotated[str, typer.Argument(help="The store: a directory, or s3://bucket/prefix.")],
+    stage: Annotated[str | None, typer.Option(help="This stage only.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the list here as well.")] = None,
+) -> None:
+    """The checkpoints of a central store, by stage, oldest first.
+
+    Examples: whimbrel checkpoints /var/lib/whimbrel/store
+              whimbrel checkpoints s3://bucket/whimbrel --stage average --json checkpoints.json
+    """
+    from whimbrel.store import CentralStore
+
+    store = CentralStore(url)
+    stages = store.stages()
+    if stage is not None and stage not in stages:
+        raise UnknownName("stage", stage, stages)
+    found = {name: store.checkpoints(name) for name in stages if stage in (None, name)}
+
+    console = Console()
+    if any(found.values()):
+        console.print(_table(found))
+    else:
+        console.print(f"no checkpoints at {url}", highlight=False)
+    if json is not None:
+        write({"whimbrel": installed("whimbrel"), "url": url, "stages": msgspec.to_builtins(found)}, json)
+
+
+def _table(found: dict[str, list[Checkpoint]]) -> Table:
+    table = Table("stage", "checkpoint", "made", "keys", "bytes", "covered", "damage", box=None)
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    for stage, checkpoints in found.items():
+        for one in checkpoints:
+            figures = [f"{number:,}" for number in (one.keys, one.bytes)]
+            table.add_row(stage, str(one.number), _moment(one.at_us), *figures, _place(one.covered), one.damage)
+    return table
+
+
+def _moment(at_us: int) -> str:
+    """A moment that means the same everywhere."""
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_us else ""
+
+
+def _place(seq: int) -> str:
+    """A seq as position.row of the ingress log."""
+    return f"{seq >> 20}.{seq & 0xFFFFF}" if seq >= 0 else ""

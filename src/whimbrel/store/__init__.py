@@ -1,0 +1,11 @@
+"""The central store: versions of keys, where every site finds them when another is no more.
+
+`CentralStore` is the store itself, `Uploader` the way of a site's savings to it, `Keeper` what looks after it.
+"""
+
+from whimbrel.store.central import CentralStore
+from whimbrel.store.keeper import Keeper
+from whimbrel.store.uploader import Piece, Uploader
+from whimbrel.store.version import Checkpoint, Retention, Saving, Version
+
+__all__ = ["CentralStore", "Checkpoint", "Keeper", "Piece", "Retention", "Saving", "Uploader", "Version"]

@@ -1,0 +1,221 @@
+"""One stage's objects as a reader finds them: which there are, and what each index says.
+
+What a compaction takes away while it is being read is `Gone`: begin again, and something in its place will be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from whimbrel.core.errors import Corrupt, UnknownName
+from whimbrel.core.keys import Selection
+from whimbrel.store import names
+from whimbrel.store.names import Saved
+from whimbrel.store.place import Objects
+from whimbrel.store.version import Base, Checkpoint, Line, Moment, Reach, Seal, Segment, Version, fitting, has, opened
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Gone(Corrupt):
+    """An object that must be there and is not: a compaction has just taken it away, or it is lost."""
+
+
+class Sources(NamedTuple):
+    """Where versions are to be looked for: a fold, and savings that it does not have."""
+
+    base: Base | None
+    savings: list[Saved]
+
+
+class Piece(NamedTuple):
+    """A segment, and what its index says of it."""
+
+    name: str
+    lines: list[Line]
+
+
+class Catalog:
+    """The objects of one stage."""
+
+    def __init__(self, objects: Objects, stage: str) -> None:
+        self.objects, self.stage = objects, stage
+
+    def names(self, kind: str) -> list[str]:
+        """The names of all objects of one kind."""
+        return self.objects.names(names.folder(self.stage, kind))
+
+    # ── What there is ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savings(self) -> list[Saved]:
+        """Every saving that has a seal, each part's in order."""
+        return [saved for saved in map(names.saved_of, self.names("seals")) if saved]
+
+    def moments(self) -> list[int]:
+        """The checkpoints there are, oldest first."""
+        return [number for number in map(names.number_of, self.names("checkpoints")) if number is not None]
+
+    def bases(self) -> list[int]:
+        """The checkpoints that have been folded, oldest first."""
+        return [number for number in map(names.number_of, self.names("bases")) if number is not None]
+
+    def sources(self, upto: Moment | None = None) -> Sources:
+        """Where the newest versions are to be found, or the newest as of a checkpoint."""
+        savings = self.savings()  # before the bases: what is folded between the two is then in a base for sure
+        base = self.base_of(upto)
+        return Sources(base, [one for one in savings if _is_between(one, base, upto)])
+
+    # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def seal(self, saved: Saved) -> Seal:
+        """The index of a saving."""
+        name = names.seal(self.stage, saved)
+        seal = self._open(name, Seal)
+        if (seal.instance, seal.part, seal.number) != saved:
+            raise Corrupt(f"{name} is the seal of another saving")
+        return seal
+
+    def moment(self, number: int) -> Moment:
+        """A checkpoint. Raises `UnknownName` if there is none of this number."""
+        name = names.moment(self.stage, number)
+        try:
+            moment = self._open(name, Moment)
+        except Gone:
+            raise UnknownName("checkpoint", str(number), [str(known) for known in self.moments()]) from None
+        if moment.number != number:
+            raise Corrupt(f"{name} is another checkpoint")
+        return moment
+
+    def readable(self) -> list[Moment]:
+        """The checkpoints that can be read, oldest first. Nobody can go back to another: it counts for nothing."""
+        found = []
+        for number in self.moments():
+            with suppress(Corrupt, UnknownName):
+                found.append(self.moment(number))
+        return found
+
+    def newest(self) -> Moment | None:
+        """The newest checkpoint that can be read."""
+        for number in reversed(self.moments()):
+            with suppress(Corrupt, UnknownName):
+                return self.moment(number)
+        return None
+
+    def base(self, number: int) -> Base:
+        """The index of a fold."""
+        name = names.base(self.stage, number)
+        base = self._open(name, Base)
+        if base.number != number:
+            raise Corrupt(f"{name} is the fold of another checkpoint")
+        return base
+
+    def base_of(self, upto: Moment | None = None) -> Base | None:
+        """The newest fold, or the newest that is not newer than a checkpoint."""
+        numbers = [number for number in self.bases() if upto is None or number <= upto.number]
+        return self.base(numbers[-1]) if numbers else None
+
+    def pieces(self, sources: Sources) -> Iterator[Piece]:
+        """All segments of the sources, with what stands in them."""
+        if sources.base is not None:
+            for piece, lines in enumerate(sources.base.segments):
+                yield Piece(names.fold(self.stage, sources.base.number, piece), lines)
+        for saved in sources.savings:
+            yield from self.pieces_of(saved)
+
+    def pieces_of(self, saved: Saved) -> Iterator[Piece]:
+        """The segments of a saving."""
+        for piece, lines in enumerate(self.seal(saved).segments):
+            yield Piece(names.segment(self.stage, saved, piece), lines)
+
+    def versions(self, piece: Piece) -> list[Version]:
+        """What lies in a segment, if it is what its index says."""
+        return fitting(self._open(piece.name, Segment), piece.name, piece.lines)
+
+    def _open(self, name: str, type: type[S]) -> S:
+        blob = self.objects.get(name)
+        if blob is None:
+            raise Gone(f"{name} is missing")
+        return opened(name, blob, type)
+
+
+def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, Line]]]:
+    """The pieces in which selected keys have their newest version, each with the lines of these."""
+    found: dict[str, tuple[Line, Piece]] = {}
+    for piece in pieces:
+        for line in piece.lines:
+            if line.is_newer(found[line.key][0] if line.key in found else None) and line.key in selection:
+                found[line.key] = line, piece
+    wanted: dict[str, tuple[Piece, dict[str, Line]]] = {}
+    for line, piece in found.values():
+        wanted.setdefault(piece.name, (piece, {}))[1][line.key] = line
+    return list(wanted.values())
+
+
+def listed(catalog: Catalog) -> list[Checkpoint]:
+    """All checkpoints, oldest first. What each holds is counted along the way: its indexes are read once."""
+    found: list[Checkpoint] = []
+    tally: _Tally | None = None
+    for number in catalog.moments():
+        try:
+            moment = catalog.moment(number)
+        except UnknownName:
+            continue  # given up since
+        except Corrupt as error:
+            found.append(Checkpoint(number, 0, 0, 0, -1, str(error)))
+            continue
+        tally = tally or _Tally(catalog)
+        tally.advance(moment)
+        found.append(Checkpoint(number, moment.at_us, len(tally.held), tally.size, moment.covered, tally.damage))
+    return found
+
+
+class _Tally:
+    """Counts what is there, from checkpoint to checkpoint. What cannot be read damages all that come after."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog, self._left = catalog, catalog.savings()
+        self._base: Base | None = None
+        self._is_begun = False
+        self.held: dict[str, Line] = {}
+        self.size, self.damage = 0, ""
+
+    def advance(self, moment: Moment) -> None:
+        try:
+            if not self._is_begun:
+                self._is_begun = True
+                self._base = self._catalog.base_of(moment)
+                self._count(self._catalog.pieces(Sources(self._base, [])))
+            new = [saved for saved in self._left if has(moment.upto, *saved)]
+            self._left = [saved for saved in self._left if not has(moment.upto, *saved)]
+            self._count(self._catalog.pieces(Sources(None, [one for one in new if _is_between(one, self._base, None)])))
+        except Gone:
+            raise
+        except Corrupt as error:
+            self.damage = self.damage or str(error)
+
+    def _count(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            for line in piece.lines:
+                known = self.held.get(line.key)
+                if line.is_newer(known):
+                    self.held[line.key] = line
+                    self.size += line.size - (known.size if known else 0)
+
+
+def merged(one: Reach, other: Iterable[Saved]) -> Reach:
+    """A reach that has all of another one, and these savings."""
+    reach = {instance: dict(parts) for instance, parts in one.items()}
+    for instance, part, number in other:
+        parts = reach.setdefault(instance, {})
+        parts[part] = max(number, parts.get(part, -1))
+    return reach
+
+
+def _is_between(saved: Saved, base: Base | None, upto: Moment | None) -> bool:
+    if base is not None and has(base.upto, *saved):
+        return False
+    return upto is None or has(upto.upto, *saved)

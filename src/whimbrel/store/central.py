@@ -1,0 +1,150 @@
+"""The central store: versions of keys, where every site can find them when one of them is no more.
+
+    part ── savings ──▶ uploader ──▶ segments, then a seal ──▶ checkpoint ──▶ compaction ──▶ base
+                                                                   │
+                             load: newest version of each key, or as of a checkpoint
+
+Every object is immutable and its name is its identity. A saving exists from the moment its seal is there, a fold from
+the moment its index is; so whoever dies, and wherever, leaves a store that can be read, and repeating is harmless.
+One writer an instance, one party a stage that makes checkpoints and compacts; any number of readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Conflict
+from whimbrel.core.keys import EVERYTHING, Selection
+from whimbrel.store import names
+from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
+from whimbrel.store.compaction import compact
+from whimbrel.store.names import Saved
+from whimbrel.store.place import Objects, Place
+from whimbrel.store.version import Checkpoint, Line, Moment, Retention, Saving, Seal, Segment, Version, cut, has
+
+PATIENCE = 5
+"""How often a reader begins again because what it reads is being compacted."""
+
+
+class CentralStore:
+    """The savings of all stages at one address: a directory, `s3://...` or `memory://...`."""
+
+    def __init__(self, where: str | Objects) -> None:
+        self.objects: Objects = Place(where) if isinstance(where, str) else where
+        self._sizes: dict[str, dict[Saved, int]] = {}
+
+    # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def write(self, stage: str, saving: Saving) -> None:
+        """Keep a saving. Once more changes nothing; another one of the same number is a `Conflict`."""
+        segments = [self.put(stage, saving, n, versions) for n, versions in enumerate(cut(saving.versions))]
+        self.seal(stage, saving, segments)
+
+    def put(self, stage: str, saving: Saving, piece: int, versions: list[Version]) -> list[Line]:
+        """Keep one piece of a saving, which does not exist before it is sealed; return what the seal must list."""
+        saved = Saved(saving.instance, saving.part, saving.number)
+        if self.objects.get(names.seal(stage, saved)) is None:
+            name = names.segment(stage, saved, piece)
+            self.objects.put(name, wire.pack(Segment(name, versions)))
+        return [Line.of(version) for version in versions]
+
+    def seal(self, stage: str, saving: Saving, segments: list[list[Line]]) -> None:
+        """Make a saving exist whose pieces have all been put; its own versions are not looked at."""
+        saved = Saved(saving.instance, saving.part, saving.number)
+        name = names.seal(stage, saved)
+        blob = wire.pack(Seal(*saved, saving.at_us, saving.reached, segments))
+        known = self.objects.get(name)
+        if known is None:
+            self.objects.put(name, blob)
+        elif known != blob:
+            raise Conflict(
+                f"{name} is there already and differs: an instance that begins anew must number its savings "
+                "behind the last one that the store has"
+            )
+
+    def last(self, stage: str, instance: str) -> int:
+        """The greatest number of an instance's savings, -1 if it has none."""
+        catalog = Catalog(self.objects, stage)
+        moment = catalog.newest()
+        reach = merged(moment.upto if moment else {}, catalog.savings())
+        return max(reach.get(instance, {}).values(), default=-1)
+
+    # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def checkpoint(self, stage: str, parts: Mapping[str, int], at_us: int) -> int | None:
+        """Make a checkpoint of what is there, if each part of these instances has saved since the last; its number.
+
+        `parts` names every instance that owns keys, with how many parts it has: those decide how far the stage is
+        covered. What others have saved, of whatever time, belongs to the checkpoint as well.
+        """
+        catalog = Catalog(self.objects, stage)
+        savings, before = catalog.savings(), catalog.newest()
+        upto = merged({}, savings)
+        needed = [(instance, part) for instance, count in parts.items() for part in range(count)]
+        last = [Saved(instance, part, upto.get(instance, {}).get(part, -1)) for instance, part in needed]
+        if not last or any(one.number < 0 or (before and has(before.upto, *one)) for one in last):
+            return None
+        number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
+        covered = min(catalog.seal(one).reached for one in last)
+        moment = Moment(number, at_us, covered, merged(before.upto if before else {}, savings))
+        self.objects.put(names.moment(stage, number), wire.pack(moment))
+        return number
+
+    def checkpoints(self, stage: str) -> list[Checkpoint]:
+        """All checkpoints there are, oldest first; those that cannot be loaded with their damage."""
+        catalog = Catalog(self.objects, stage)
+        for _ in range(PATIENCE):
+            try:
+                return listed(catalog)
+            except Gone as gone:
+                missing = gone
+        raise missing
+
+    def covered(self, stage: str, at: int | None = None) -> int:
+        """Up to which seq a checkpoint has everything; the newest one if none is named. -1: nothing is covered."""
+        catalog = Catalog(self.objects, stage)
+        moment = catalog.newest() if at is None else catalog.moment(at)
+        return moment.covered if moment else -1
+
+    def kept(self, stage: str) -> int:
+        """Up to which seq *every* checkpoint that is kept has everything: records behind it are still needed."""
+        return min((moment.covered for moment in Catalog(self.objects, stage).readable()), default=-1)
+
+    # ── Versions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, stage: str, selection: Selection = EVERYTHING, at: int | None = None) -> Iterator[Version]:
+        """The newest version of each selected key that has one, or the newest as of a checkpoint, in no order.
+
+        Raises `Corrupt` or `NewerFormat` when it comes to what it cannot read: go on with an older checkpoint.
+        """
+        catalog = Catalog(self.objects, stage)
+        done: set[str] = set()
+        for _ in range(PATIENCE):
+            try:
+                sources = catalog.sources(None if at is None else catalog.moment(at))
+                for piece, keys in chosen(catalog.pieces(sources), selection):
+                    for version in catalog.versions(piece) if not keys.keys() <= done else ():
+                        if keys.get(version.key) == Line.of(version) and version.key not in done:
+                            done.add(version.key)
+                            yield version
+            except Gone as gone:
+                missing = gone
+            else:
+                return
+        raise missing
+
+    # ── Keeping it small ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def compact(self, stage: str, retention: Retention, now_us: int, slack: float = 1.0) -> None:
+        """Give up checkpoints that need not be kept, and fold what only they needed (see compaction.py)."""
+        compact(Catalog(self.objects, stage), self._sizes.setdefault(stage, {}), retention, now_us, slack)
+
+    def stages(self) -> list[str]:
+        """The stages that have something here."""
+        return sorted({name.partition("/")[0] for name in self.objects.names("")})
+
+    def delete(self, stage: str) -> None:
+        """Give up all that a stage has here: what makes it known first, so that no half of it can be loaded."""
+        for kind in ("checkpoints", "bases", "seals", "folds", "segments"):
+            self.objects.delete(Catalog(self.objects, stage).names(kind))

@@ -1,0 +1,94 @@
+"""Compaction: keeps a store as large as what it is for, whatever was ever written to it.
+
+    1. which checkpoints are kept, by the retention; `first` is the oldest of them
+    2. if the savings up to `first` have grown as large as the fold before them: the newest versions as of `first`
+       are written as a new fold, its index last
+    3. older checkpoints are taken away, then older folds, then the seals of savings that are in the fold, then their
+       segments: always what points before what is pointed at
+
+It may die between any two writes: what is there can be read, and the next compaction takes up what is left. As a fold
+waits until it is worth it, each byte is copied about once for each time that the state has been saved anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Refused
+from whimbrel.core.keys import EVERYTHING
+from whimbrel.store import names
+from whimbrel.store.catalog import Catalog, Sources, chosen
+from whimbrel.store.names import Saved
+from whimbrel.store.version import Base, Line, Moment, Retention, Segment, Version, cut, has
+
+
+def compact(catalog: Catalog, sizes: dict[Saved, int], retention: Retention, now_us: int, slack: float) -> None:
+    """Compact a stage. `sizes` is what was found out about savings before. `slack` 0 folds whatever there is."""
+    first = _first(catalog.readable(), retention, now_us)
+    if first is None:
+        return
+    sources = catalog.sources(first)
+    if _is_due(catalog, sources, sizes, slack):
+        _fold(catalog, first, sources)
+    _give_up(catalog, first)
+    left = set(catalog.savings())
+    for saved in [saved for saved in sizes if saved not in left]:
+        del sizes[saved]
+
+
+def _first(moments: list[Moment], retention: Retention, now_us: int) -> Moment | None:
+    if retention.checkpoints < 1:
+        raise Refused(f"{retention.checkpoints} checkpoints cannot be kept: keep one at least")
+    newest, age_us = moments[-retention.checkpoints :], retention.seconds * 1_000_000
+    return next((one for one in moments if one in newest or 0 < age_us > now_us - one.at_us), None)
+
+
+def _is_due(catalog: Catalog, sources: Sources, sizes: dict[Saved, int], slack: float) -> bool:
+    for saved in sources.savings:
+        if saved not in sizes:
+            sizes[saved] = sum(line.size for piece in catalog.pieces_of(saved) for line in piece.lines)
+    if sources.base is None or slack <= 0:
+        return bool(sources.savings)
+    beside = sum(sizes[saved] for saved in sources.savings)
+    return beside > slack * sum(line.size for lines in sources.base.segments for line in lines)
+
+
+def _fold(catalog: Catalog, first: Moment, sources: Sources) -> None:
+    segments: list[list[Line]] = []
+    for piece, versions in enumerate(cut(_newest(catalog, sources))):
+        name = names.fold(catalog.stage, first.number, piece)
+        catalog.objects.put(name, wire.pack(Segment(name, versions)))
+        segments.append([Line.of(version) for version in versions])
+    base = Base(first.number, first.upto, segments)
+    catalog.objects.put(names.base(catalog.stage, first.number), wire.pack(base))
+
+
+def _newest(catalog: Catalog, sources: Sources) -> Iterator[Version]:
+    for piece, lines in chosen(catalog.pieces(sources), EVERYTHING):
+        for version in catalog.versions(piece):
+            if lines.get(version.key) == Line.of(version):
+                del lines[version.key]
+                yield version
+
+
+def _give_up(catalog: Catalog, first: Moment) -> None:
+    """Take away what no kept checkpoint needs. A piece of a saving in the fold is no use, whether sealed or not."""
+    _delete(catalog, "checkpoints", lambda name: _number(name) < first.number)
+    base = catalog.base_of(first)
+    if base is None:
+        return
+    _delete(catalog, "bases", lambda name: _number(name) < base.number)
+    _delete(catalog, "folds", lambda name: _number(name) < base.number)
+    for kind in ("seals", "segments"):
+        _delete(catalog, kind, lambda name: (saved := names.saved_of(name)) is not None and has(base.upto, *saved))
+
+
+def _delete(catalog: Catalog, kind: str, is_old: Callable[[str], bool]) -> None:
+    catalog.objects.delete([name for name in catalog.names(kind) if is_old(name)])
+
+
+def _number(name: str) -> float:
+    number = names.number_of(name)
+    return math.inf if number is None else number

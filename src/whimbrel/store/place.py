@@ -1,0 +1,137 @@
+"""Where objects lie: below one address, in a directory or in S3. The only place that knows fsspec.
+
+    file:///var/lib/whimbrel, or a plain path     a directory
+    s3://bucket/prefix                            S3, or what speaks it (needs s3fs: pip install 'whimbrel[s3]')
+    memory://name                                 this process's memory: for tests
+
+An object is there whole or not at all: in S3 by its nature, in a directory because it is written beside its name and
+then renamed. Names are made of checked words only, so that no name leads out of the place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from whimbrel.core.errors import Refused, Unavailable
+
+SCHEMES = ("file", "s3", "memory")
+WORD = re.compile(r"\w[\w.@+-]*")
+LONGEST = 200
+
+
+def checked(kind: str, word: str) -> str:
+    """A word that may stand in an object's name. Raises `Refused` if it could lead anywhere else."""
+    if not WORD.fullmatch(word) or len(word.encode(errors="replace")) > LONGEST:
+        raise Refused(
+            f"the {kind} {word[:LONGEST]!r} cannot stand in an object's name, it might lead out of the store: use "
+            f"letters, digits, '_', '.', '@', '+' and '-', not in front the last four, {LONGEST} bytes at most"
+        )
+    return word
+
+
+class Objects(Protocol):
+    """Blobs by name. Safe to use from several threads. Raises `Unavailable` if the place cannot be reached."""
+
+    def put(self, name: str, blob: bytes) -> None:
+        """Write an object, in place of the one that has this name."""
+
+    def get(self, name: str) -> bytes | None:
+        """An object's bytes, None if there is none of this name."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of all objects in a folder, in order; of all there are, if the folder is ''."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Take these objects away, if they are there."""
+
+
+class Place:
+    """The objects below an address. `options` go to fsspec as they are (`endpoint_url`, `key`, `secret` ...)."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url = url
+        scheme = url.partition("://")[0] if "://" in url else "file"
+        if scheme not in SCHEMES or "::" in url:
+            raise Refused(f"{url!r} is no address of a store: give a directory, or one of {_schemes()}")
+        if scheme == "s3":
+            options.setdefault("use_listings_cache", False)  # what another process has written must be seen
+        try:
+            self._fs = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
+        except ImportError as error:
+            raise Refused(f"{scheme}:// needs a library that is not there: pip install 'whimbrel[s3]'") from error
+        self._root = str(self._fs._strip_protocol(url)).rstrip("/")
+        if scheme == "s3" and not self._root:
+            raise Refused(f"{url!r} names no bucket: give s3://bucket/prefix")
+
+    def put(self, name: str, blob: bytes) -> None:
+        path = self._path(name)
+        try:
+            if isinstance(self._fs, LocalFileSystem):
+                _replace(Path(path), blob)
+            else:
+                self._fs.pipe_file(path, blob)
+        except Exception as error:
+            raise self._away(error) from error
+
+    def get(self, name: str) -> bytes | None:
+        path = self._path(name)
+        try:
+            return bytes(self._fs.cat_file(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except Exception as error:
+            raise self._away(error) from error
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder) if folder else self._root
+        try:
+            found = self._fs.find(path)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise self._away(error) from error
+        names = (str(one).removeprefix(self._root).lstrip("/") for one in found)
+        return sorted(name for name in names if all(WORD.fullmatch(word) for word in name.split("/")))
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [self._path(name) for name in names]
+        try:
+            if not isinstance(self._fs, LocalFileSystem) and self._fs.protocol != "memory":
+                with suppress(FileNotFoundError):
+                    self._fs.rm(paths)  # many in one request
+                return
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(path)
+        except Exception as error:
+            raise self._away(error) from error
+
+    def _path(self, name: str) -> str:
+        return "/".join([self._root, *(checked("name", word) for word in name.split("/"))])
+
+    def _away(self, error: Exception) -> Unavailable:
+        # Whatever a library raises here (there are dozens, of four layers): nothing is known to be wrong with the data.
+        return Unavailable(f"the store at {self.url} cannot be used now: {type(error).__name__}: {error}")
+
+
+def _replace(path: Path, blob: bytes) -> None:
+    """Write a file such that it is there whole or not at all. What begins with a dot is nobody's object."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}")
+    with beside.open("wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in SCHEMES)

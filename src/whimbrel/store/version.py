@@ -1,0 +1,170 @@
+"""What the store keeps, and how it lies there.
+
+A key's state as of some `seq` follows from its records up to there, whoever applied them. So what is kept is not the
+state of instances but *versions of keys*: to restore a key anywhere, take its newest version, then its records behind
+that version's `seq`.
+
+    Version       one key as of one seq, under one owner (epoch)
+    Saving        what one part of an instance has changed since its last saving, as versions
+    Checkpoint    a moment of a whole stage: savings of every part are there up to it
+
+The rest of this file is how they are stored, each object through `core.wire` (version, checksum, MessagePack).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Stop
+
+PIECE = 8 << 20
+"""About how many bytes of luggage a segment holds at most; a larger version has one to itself."""
+
+T = TypeVar("T")
+
+
+class Version(msgspec.Struct, frozen=True, array_like=True):
+    """A key as of `seq`. Of two versions the one with the greater `(epoch, seq)` is the newer."""
+
+    key: str
+    bin: int
+    epoch: int
+    seq: int
+    luggage: bytes
+    """What the core makes of a key, opaque here."""
+
+
+class Saving(msgspec.Struct, frozen=True):
+    """What a part has changed since its last saving; nothing, if `versions` is empty.
+
+    A part's `number` grows with each saving for ever: an instance that begins anew goes on behind
+    `CentralStore.last`. Its savings must be written in this order.
+    """
+
+    instance: str
+    part: int
+    number: int
+    at_us: int
+    reached: int
+    """Everything this part was given up to this seq is in this saving or an earlier one."""
+    versions: list[Version] = []
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A moment of a stage that can be gone back to."""
+
+    number: int
+    at_us: int
+    keys: int
+    """Keys of which it has a version."""
+    bytes: int
+    """Their luggage together."""
+    covered: int
+    """Every record up to this seq is in some version; -1: none. Records behind it are still needed."""
+    damage: str = ""
+    """Why it cannot be loaded, as far as is known without reading all of it."""
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """Which checkpoints are kept: the newest so many, and all that are younger than some time."""
+
+    checkpoints: int = 3
+    seconds: float = 0.0
+
+
+# ── As stored ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Reach = dict[str, dict[int, int]]
+"""By instance and part: the number of a saving. It and all before it are meant."""
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """One version as an index knows it."""
+
+    key: str
+    epoch: int
+    seq: int
+    size: int
+
+    @classmethod
+    def of(cls, version: Version) -> Line:
+        """The line of a version."""
+        return cls(version.key, version.epoch, version.seq, len(version.luggage))
+
+    def is_newer(self, other: Line | None) -> bool:
+        """Whether this one counts, and not the other."""
+        return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Some versions, as one object. It knows its own name, so that none can stand in for another."""
+
+    name: str
+    versions: list[Version]
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """The index of a saving. Written last: without it the saving does not exist."""
+
+    instance: str
+    part: int
+    number: int
+    at_us: int
+    reached: int
+    segments: list[list[Line]]
+
+
+class Base(msgspec.Struct, frozen=True):
+    """The index of a fold: the newest versions as of a checkpoint, in place of all savings up to it."""
+
+    number: int
+    """The checkpoint's."""
+    upto: Reach
+    segments: list[list[Line]]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A checkpoint as it is stored: not what it holds, only up to where."""
+
+    number: int
+    at_us: int
+    covered: int
+    upto: Reach
+
+
+def cut(versions: Iterable[Version]) -> Iterator[list[Version]]:
+    """Versions in as few pieces as their sizes allow."""
+    piece: list[Version] = []
+    size = 0
+    for version in versions:
+        size += len(version.luggage)
+        if piece and size > PIECE:
+            yield piece
+            piece, size = [], len(version.luggage)
+        piece.append(version)
+    if piece:
+        yield piece
+
+
+def opened(name: str, blob: bytes, type: type[T]) -> T:
+    """A stored object. Raises `Corrupt` or `NewerFormat`, with the object's name."""
+    try:
+        return wire.unpack(blob, type)
+    except Stop as error:
+        raise error.__class__(f"{name}: {error}") from error
+
+
+def fitting(segment: Segment, name: str, lines: list[Line]) -> list[Version]:
+    """The versions of a segment, if they are those that its index lists."""
+    if segment.name != name or [Line.of(version) for version in segment.versions] != lines:
+        raise Corrupt(f"{name} holds other versions than its index says: load an older checkpoint")
+    return segment.versions
+
+
+def has(upto: Mapping[str, Mapping[int, int]], instance: str, part: int, number: int) -> bool:
+    """Whether a saving lies within a reach."""
+    return number <= upto.get(instance, {}).get(part, -1)

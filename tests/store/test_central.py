@@ -1,0 +1,301 @@
+"""The central store: what is written is found again, as it was at any checkpoint that is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.store.objects import ALL, Memory, loaded, numbers, saving, version
+from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
+from whimbrel.core.keys import bin_of, selection_of
+from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version
+from whimbrel.store.place import Place
+
+
+def filled(store: CentralStore) -> None:
+    """Two instances, three rounds; `b` moves from one to the other in between."""
+    store.write("s", saving(1, version("a", 1), version("b", 2), reached=5))
+    store.write("s", saving(1, version("c", 3), reached=4, instance="s-2"))
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 10_000_000) == 1
+    store.write("s", saving(2, version("a", 11), version("b", 12), reached=15))
+    store.write("s", saving(2, version("b", 14, epoch=1), reached=16, instance="s-2"))
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 20_000_000) == 2
+    store.write("s", saving(3, version("b", 99), reached=25))  # of somebody who has not noticed
+    store.write("s", saving(3, reached=26, instance="s-2"))
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 30_000_000) == 3
+    store.write("s", saving(4, version("d", 40), reached=45))
+
+
+FIRST = {"a": b"a@0.1", "b": b"b@0.2", "c": b"c@0.3"}
+SECOND = {"a": b"a@0.11", "b": b"b@1.14", "c": b"c@0.3"}
+NEWEST = {**SECOND, "d": b"d@0.40"}
+
+
+def test_the_newest_version_of_each_key_now_and_as_of_each_checkpoint(place: Place) -> None:
+    store = CentralStore(place)
+    filled(store)
+    assert [loaded(store, at) for at in (1, 2, 3, None)] == [FIRST, SECOND, SECOND, NEWEST]
+    assert store.checkpoints("s") == [
+        Checkpoint(1, 10_000_000, 3, 15, 4),
+        Checkpoint(2, 20_000_000, 3, 17, 15),
+        Checkpoint(3, 30_000_000, 3, 17, 25),
+    ]
+    assert [store.covered("s", at) for at in (1, 2, 3, None)] == [4, 15, 25, 25]
+    assert (store.kept("s"), store.last("s", "s-1"), store.last("s", "s-2"), store.last("s", "s-3")) == (4, 4, 3, -1)
+    assert store.stages() == ["s"]
+
+
+def test_compaction_changes_nothing_that_is_kept_and_leaves_nothing_that_is_not(place: Place) -> None:
+    store = CentralStore(place)
+    filled(store)
+    store.compact("s", Retention(checkpoints=2), 31_000_000, slack=0)
+    assert [loaded(store, at) for at in (2, 3, None)] == [SECOND, SECOND, NEWEST]
+    assert [(one.number, one.keys, one.bytes, one.covered) for one in store.checkpoints("s")] == [
+        (2, 3, 17, 15),
+        (3, 3, 17, 25),
+    ]
+    with pytest.raises(UnknownName, match="unknown checkpoint '1'; there is: 2, 3"):
+        loaded(store, 1)
+    names = place.names("")
+    assert names == [
+        "s/bases/0000000002",
+        "s/checkpoints/0000000002",
+        "s/checkpoints/0000000003",
+        "s/folds/0000000002-000000",
+        "s/seals/s-1/00000-000000000000000003",
+        "s/seals/s-1/00000-000000000000000004",
+        "s/seals/s-2/00000-000000000000000003",
+        "s/segments/s-1/00000-000000000000000003-000000",
+        "s/segments/s-1/00000-000000000000000004-000000",
+    ]
+    store.compact("s", Retention(checkpoints=2), 31_000_000, slack=0)
+    assert place.names("") == names
+    assert (store.last("s", "s-1"), store.last("s", "s-2")) == (4, 3)
+
+
+def test_a_saving_that_is_written_again_changes_nothing_before_and_after_it_was_folded(place: Place) -> None:
+    store = CentralStore(place)
+    filled(store)
+    first = saving(1, version("a", 1), version("b", 2), reached=5)
+    store.write("s", first)
+    store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+    store.write("s", first)
+    assert (loaded(store), numbers(store), store.last("s", "s-1")) == (NEWEST, [3], 4)
+    assert store.checkpoint("s", {"s-1": 1}, 40_000_000) == 4
+    store.compact("s", Retention(checkpoints=1), 41_000_000, slack=0)
+    assert not [name for name in place.names("s") if "-000000000000000001" in name]
+
+
+def test_a_stage_is_deleted_and_no_other(place: Place) -> None:
+    store = CentralStore(place)
+    filled(store)
+    store.write("t", saving(1, version("x", 1)))
+    store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+    store.delete("s")
+    assert (store.stages(), loaded(store), loaded(store, stage="t")) == (["t"], {}, {"x": b"x@0.1"})
+
+
+# ── Without a place, for the rest does not depend on it ──────────────────────────────────────────────────────────────
+
+
+def test_an_empty_store_has_nothing() -> None:
+    store = CentralStore(Memory())
+    assert (store.stages(), store.checkpoints("s"), loaded(store)) == ([], [], {})
+    assert (store.covered("s"), store.kept("s"), store.last("s", "s-1")) == (-1, -1, -1)
+    store.compact("s", ALL, 0)
+    store.delete("s")
+    with pytest.raises(UnknownName):
+        store.covered("s", 1)
+
+
+def test_only_selected_keys_are_loaded_and_only_their_segments_read() -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    filled(store)
+    del memory.blobs["s/segments/s-2/00000-000000000000000001-000000"]  # `c` lies there, and nothing else
+    by_key = [one.key for one in store.load("s", selection_of(keys=["b", "nobody"]))]
+    by_bin = [one.key for one in store.load("s", selection_of(bins=[bin_of("d")]))]
+    assert (by_key, by_bin) == (["b"], ["d"])
+    with pytest.raises(Corrupt, match="is missing"):
+        loaded(store)
+
+
+def test_a_checkpoint_waits_for_every_part_that_owns_keys() -> None:
+    store = CentralStore(Memory())
+    parts = {"s-1": 2, "s-2": 1}
+    store.write("s", saving(1, version("a", 1), reached=5))
+    store.write("s", saving(1, reached=7, instance="s-2"))
+    assert store.checkpoint("s", parts, 1) is None
+    store.write("s", saving(1, reached=3, part=1))
+    assert (store.checkpoint("s", parts, 2), store.covered("s")) == (1, 3)
+    assert store.checkpoint("s", parts, 3) is None
+    store.write("s", saving(2, reached=9))
+    store.write("s", saving(2, reached=9, part=1))
+    assert store.checkpoint("s", parts, 4) is None
+    assert store.checkpoint("s", {"s-1": 2}, 5) == 2  # s-2 has no keys any more
+    assert store.covered("s") == 9
+    assert store.checkpoint("s", {}, 6) is None
+
+
+def test_retention_by_number_and_by_time() -> None:
+    store = CentralStore(Memory())
+    for number in range(1, 7):
+        store.write("s", saving(number, version("a", number), reached=number))
+        store.checkpoint("s", {"s-1": 1}, number * 1_000_000)
+    store.compact("s", Retention(checkpoints=1, seconds=3.5), 7_000_000)
+    assert numbers(store) == [4, 5, 6]
+    store.compact("s", Retention(checkpoints=2), 7_000_000)
+    assert (numbers(store), store.kept("s")) == ([5, 6], 5)
+    store.compact("s", Retention(checkpoints=9, seconds=1), 10**12)
+    assert numbers(store) == [5, 6]
+    with pytest.raises(Refused, match="keep one at least"):
+        store.compact("s", Retention(checkpoints=0), 0)
+
+
+def test_a_fold_waits_until_what_was_saved_since_is_as_large_as_the_last() -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    folds = []
+    for number in range(1, 40):
+        store.write("s", saving(number, *(version(f"k{key}", number) for key in range(10) if number == 1 or key == 0)))
+        store.checkpoint("s", {"s-1": 1}, number)
+        store.compact("s", Retention(checkpoints=1), number)
+        folds.append(memory.names("s/bases"))
+        assert len(memory.names("s/bases")) == len(memory.names("s/folds")) == 1
+    assert 2 < len({name for names in folds for name in names}) < 8
+    assert len(loaded(store)) == 10
+
+
+def test_a_large_saving_and_a_large_fold_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.store.version.PIECE", 20)
+    memory = Memory()
+    store = CentralStore(memory)
+    versions = [*(version(f"k{n}", n) for n in range(9)), version("large", 1, "x" * 50)]
+    store.write("s", saving(1, *versions))
+    store.checkpoint("s", {"s-1": 1}, 1)
+    assert len(memory.names("s/segments")) == 4
+    store.compact("s", Retention(checkpoints=1), 1, slack=0)
+    assert (len(memory.names("s/folds")), memory.names("s/segments")) == (4, [])
+    assert loaded(store) == {one.key: one.luggage for one in versions}
+
+
+def test_of_a_key_that_is_twice_in_a_saving_the_newest_counts() -> None:
+    store = CentralStore(Memory())
+    store.write("s", saving(1, version("a", 5), version("a", 9), version("a", 7)))
+    store.checkpoint("s", {"s-1": 1}, 1)
+    assert loaded(store) == {"a": b"a@0.9"}
+    store.compact("s", Retention(), 1, slack=0)
+    assert (loaded(store), store.checkpoints("s")[0].keys) == ({"a": b"a@0.9"}, 1)
+
+
+def test_another_saving_of_the_same_number_is_refused_and_harms_nothing() -> None:
+    store = CentralStore(Memory())
+    store.write("s", saving(1, version("a", 1)))
+    with pytest.raises(Conflict, match="behind the last one"):
+        store.write("s", saving(1, version("b", 1)))
+    assert loaded(store) == {"a": b"a@0.1"}
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "/etc", "", ".hidden", "a\0"])
+def test_names_that_lead_out_of_the_store_are_refused(name: str) -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    with pytest.raises(Refused, match="lead out of the store"):
+        store.write(name, saving(1, version("a", 1)))
+    with pytest.raises(Refused, match="lead out of the store"):
+        store.write("s", saving(1, version("a", 1), instance=name))
+    for use in (store.checkpoints, store.covered, store.delete, lambda stage: next(store.load(stage))):
+        with pytest.raises(Refused, match="lead out of the store"):
+            use(name)
+    assert memory.blobs == {}
+
+
+@pytest.mark.parametrize(("part", "number"), [(-1, 0), (0, -1), (10**5, 0), (0, 10**18)])
+def test_numbers_that_would_not_sort_are_refused(part: int, number: int) -> None:
+    with pytest.raises(Refused, match="it must be from 0 to"):
+        CentralStore(Memory()).write("s", Saving("s-1", part, number, 0, 0, []))
+
+
+def test_a_key_may_have_any_name() -> None:
+    store = CentralStore(Memory())
+    keys = ["", "../../etc/passwd", "a/b", "\0", "é", "x" * 5000]
+    store.write("s", saving(1, *(version(key, 1) for key in keys)))
+    assert sorted(loaded(store)) == sorted(keys)
+
+
+# ── Damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SEGMENT, SEAL = "s/segments/s-1/00000-000000000000000002-000000", "s/seals/s-1/00000-000000000000000002"
+MOMENT = "s/checkpoints/0000000002"
+
+
+def damaged(name: str, blob: bytes | None = None) -> CentralStore:
+    """A store in which one object of the second round is not what it was."""
+    memory = Memory()
+    filled(CentralStore(memory))
+    old = memory.blobs[name]
+    memory.blobs[name] = old[:-1] + bytes([old[-1] ^ 1]) if blob is None else blob
+    return CentralStore(memory)
+
+
+@pytest.mark.parametrize("name", [SEGMENT, SEAL])
+def test_what_is_damaged_is_said_and_the_next_older_checkpoint_can_be_used(name: str) -> None:
+    store = damaged(name)
+    for at in (None, 3, 2):
+        with pytest.raises(Corrupt, match=f"{name}: the checksum does not fit"):
+            loaded(store, at)
+    assert loaded(store, 1) == FIRST
+    assert numbers(store) == ([1, 2, 3] if name == SEGMENT else [1])
+
+
+def test_a_damaged_checkpoint_is_listed_with_its_damage_and_the_others_can_be_used() -> None:
+    store = damaged(MOMENT)
+    listed = store.checkpoints("s")
+    assert [one.number for one in listed if one.damage] == [2]
+    assert listed[1].damage == f"{MOMENT}: the checksum does not fit"
+    with pytest.raises(Corrupt):
+        loaded(store, 2)
+    assert [loaded(store, 1), loaded(store, 3), loaded(store)] == [FIRST, SECOND, NEWEST]
+    store.write("s", saving(5, reached=50))
+    store.write("s", saving(5, reached=50, instance="s-2"))
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1) == 4
+    store.compact("s", Retention(checkpoints=2), 1, slack=0)
+    assert numbers(store) == [3, 4]
+
+
+def test_nothing_is_folded_or_given_up_while_something_is_damaged() -> None:
+    store = damaged(SEGMENT)
+    with pytest.raises(Corrupt):
+        store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+    assert (numbers(store), loaded(store, 1)) == ([1, 2, 3], FIRST)
+
+
+@pytest.mark.parametrize("name", [SEGMENT, SEAL, MOMENT])
+def test_what_a_newer_version_has_written_is_said(name: str) -> None:
+    store = damaged(name, b"\x09" + bytes(20))
+    with pytest.raises(NewerFormat, match=f"{name}: format 9"):
+        loaded(store, 2)
+    assert loaded(store, 1) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        (SEGMENT, SEGMENT.replace("2-0", "4-0")),
+        (SEAL, SEAL.replace("s-1", "s-2")),
+        (MOMENT, MOMENT[:-1] + "3"),
+    ],
+)
+def test_an_object_in_another_ones_place_is_noticed(name: str, other: str) -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    filled(store)
+    memory.blobs[name] = memory.blobs[other]
+    with pytest.raises(Corrupt):
+        loaded(store, 2)
+
+
+def test_luggage_is_opaque() -> None:
+    store = CentralStore(Memory())
+    blob = bytes(range(256))
+    store.write("s", saving(1, Version("a", bin_of("a"), 3, 4, blob)))
+    assert list(store.load("s")) == [Version("a", bin_of("a"), 3, 4, blob)]
