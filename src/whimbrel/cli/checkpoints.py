@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from whimbrel.bench.report import installed, write
@@ -51,14 +53,17 @@ def _table(found: dict[str, list[Checkpoint]]) -> Table:
         column.justify = "right"
     for stage, checkpoints in found.items():
         for one in checkpoints:
-            figures = [f"{number:,}" for number in (one.keys, one.bytes)]
-            table.add_row(stage, str(one.number), _moment(one.at_us), *figures, _place(one.covered), one.damage)
+            made, covered = _moment(one.at_us), _place(one.covered)
+            figures = [f"{number:,}" if made else "" for number in (one.keys, one.bytes)]
+            table.add_row(escape(stage), str(one.number), made, *figures, covered, escape(one.damage))
     return table
 
 
 def _moment(at_us: int) -> str:
-    """A moment that means the same everywhere."""
-    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_us else ""
+    """A moment that means the same everywhere; nothing for a checkpoint that does not tell."""
+    with suppress(ValueError, OverflowError):  # a moment that no calendar has
+        return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_us else ""
+    return ""
 
 
 def _place(seq: int) -> str:
