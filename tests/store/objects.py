@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,9 @@ class FailingObjects:
     def get(self, name: str) -> bytes | None:
         return self.objects.get(name)
 
+    def get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        return self.objects.get_all(names)
+
     def names(self, folder: str) -> list[str]:
         return self.objects.names(folder)
 
@@ -67,6 +70,9 @@ class Memory:
 
     def get(self, name: str) -> bytes | None:
         return self.blobs.get(name)
+
+    def get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        return [self.get(name) for name in names]
 
     def names(self, folder: str) -> list[str]:
         return sorted(name for name in self.blobs if not folder or name.startswith(f"{folder}/"))

@@ -165,6 +165,32 @@ def test_a_fold_waits_until_what_was_saved_since_is_as_large_as_the_last() -> No
     assert len(loaded(store)) == 10
 
 
+def test_savings_of_nothing_go_with_the_checkpoints_that_counted_them_and_many_small_ones_are_folded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("whimbrel.store.compaction.MANY", 10)
+    memory = Memory()
+    store = CentralStore(memory)
+    store.write("s", saving(1, version("a", 1, "x" * 5000)))
+    for number in range(2, 40):
+        store.checkpoint("s", {"s-1": 1}, number)
+        store.compact("s", Retention(checkpoints=1), number)
+        assert len(memory.names("s/seals")) < (3 if number < 20 else 13)
+        store.write("s", saving(number, *([version("b", number)] if number >= 20 else [])))
+    assert store.last("s", "s-1") == 39
+    assert loaded(store) == {"a": b"a@0.1" + b"x" * 5000, "b": b"b@0.39"}
+
+
+def test_an_instance_that_was_folded_and_is_no_more_is_known_by_its_last_number() -> None:
+    store = CentralStore(Memory())
+    filled(store)
+    for number in (5, 6, 7):
+        store.write("s", saving(number))
+        store.checkpoint("s", {"s-1": 1}, number)
+        store.compact("s", Retention(checkpoints=1), number, slack=0)
+    assert (store.last("s", "s-2"), loaded(store)) == (3, NEWEST)
+
+
 def test_a_large_saving_and_a_large_fold_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whimbrel.store.version.PIECE", 20)
     memory = Memory()
@@ -292,6 +318,17 @@ def test_an_object_in_another_ones_place_is_noticed(name: str, other: str) -> No
     memory.blobs[name] = memory.blobs[other]
     with pytest.raises(Corrupt):
         loaded(store, 2)
+
+
+def test_even_a_segment_with_the_same_keys_and_sizes_is_noticed_in_another_ones_place() -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    store.write("s", saving(1, version("a", 1, "x")))
+    store.write("t", saving(1, version("a", 1, "y")))
+    (own,), (other,) = memory.names("s/segments"), memory.names("t/segments")
+    memory.blobs[own] = memory.blobs[other]
+    with pytest.raises(Corrupt, match="holds other versions"):
+        loaded(store)
 
 
 def test_luggage_is_opaque() -> None:

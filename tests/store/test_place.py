@@ -15,7 +15,9 @@ def test_what_is_put_is_found_by_its_name_and_replaced_by_it(place: Place) -> No
     place.put("s/a/1", b"one")
     place.put("s/a/2", b"")
     place.put("s/a/1", b"other")
-    assert [place.get("s/a/1"), place.get("s/a/2"), place.get("s/a/3"), place.get("t/x")] == [b"other", b"", None, None]
+    names, blobs = ["s/a/3", "s/a/1", "t/x", "s/a/2"], [None, b"other", None, b""]
+    assert [place.get(name) for name in names] == place.get_all(names) == blobs
+    assert (place.get_all([]), place.get_all(["s/a/3"]), place.get_all(["s/a/1"])) == ([], [None], [b"other"])
 
 
 def test_names_are_listed_in_order_by_folder(place: Place) -> None:
@@ -41,7 +43,7 @@ LEADING_OUT = ["../x", "s/../../x", "/etc/passwd", "s//x", "s/./x", "s/.x", "", 
 
 def test_a_name_that_leads_out_is_refused_before_anything_happens(place: Place) -> None:
     for name in LEADING_OUT:
-        for use in (partial(place.put, name, b"x"), partial(place.get, name), partial(place.delete, [name])):
+        for use in (partial(place.put, name, b"x"), partial(place.get_all, [name]), partial(place.delete, [name])):
             with pytest.raises(Refused, match="lead out of the store"):
                 use()
     assert place.names("") == []

@@ -12,8 +12,8 @@ from tests.app.waiting import until
 from tests.store.objects import FailingObjects, Memory, loaded, saving, version
 from whimbrel.core.errors import Conflict, Corrupt, Unavailable
 from whimbrel.log import EmbeddedLog, Log, MemoryLog
-from whimbrel.store import CentralStore, Piece, Saving, Uploader
-from whimbrel.store.place import Objects
+from whimbrel.store import CentralStore, Keeper, Piece, Retention, Saving, Uploader
+from whimbrel.store.place import Objects, Place
 
 
 def piece(of: Saving, place: int = 0, *, is_last: bool = True, stage: str = "s") -> Piece:
@@ -115,6 +115,9 @@ def test_a_saving_that_is_never_finished_is_given_up_with_the_next() -> None:
     one.append([piece(saving(1, version("a", 1)), is_last=False)], "s-1@x", 0)
     one.append([piece(saving(2, version("a", 2)), is_last=False)], "s-1@y", 0)
     one.append([piece(saving(2, version("b", 2)), 1)], "s-1@y", 1)
+    one.step()
+    one.step()
+    assert spool.head() == 1
     carry(one)
     assert (loaded(CentralStore(memory)), spool.head()) == ({"a": b"a@0.2", "b": b"b@0.2"}, 3)
 
@@ -123,6 +126,10 @@ def test_a_piece_too_few_is_noticed() -> None:
     one = uploader(MemoryLog(), Memory())
     one.append([piece(saving(1, version("a", 1)), 1)], "s-1@x", 0)
     with pytest.raises(Corrupt, match="piece 1 of saving 1 of part 0 of s-1 came where 0 was due"):
+        one.step()
+    one = uploader(MemoryLog(), Memory())
+    one.append([piece(saving(1, version("a", 1)), is_last=False), piece(saving(2, version("a", 2)), 1)], "s-1@x", 0)
+    with pytest.raises(Corrupt, match="piece 1 of saving 2 of part 0 of s-1 came where 0 was due"):
         one.step()
 
 
@@ -190,3 +197,17 @@ def test_a_spool_that_is_away_for_one_append_takes_the_same_batch_again() -> Non
     append_all(one)
     carry(one)
     assert loaded(CentralStore(memory)) == NEWEST
+
+
+def test_from_the_spool_to_a_checkpoint_at_every_kind_of_place(place: Place, tmp_path: Path) -> None:
+    store = CentralStore(place)
+    one = Uploader("edge-1", EmbeddedLog(tmp_path / "spool.db"), store)
+    keeper = Keeper(store, lambda: {"s": {"s-1": 2}}, lambda: 1, Retention(checkpoints=1), every=0.05, slack=0)
+    append_all(one)
+    one.start()
+    until(lambda: one.is_idle, "everything to be carried")
+    keeper.start()
+    until(lambda: keeper.covered("s") == 5, "the checkpoint")
+    keeper.stop()
+    one.stop()
+    assert (loaded(store), loaded(store, 1), place.names("s/seals")) == (NEWEST, NEWEST, [])

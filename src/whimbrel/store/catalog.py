@@ -5,7 +5,7 @@ What a compaction takes away while it is being read is `Gone`: begin again, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +17,9 @@ from whimbrel.store import names
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects
 from whimbrel.store.version import Base, Checkpoint, Line, Moment, Reach, Seal, Segment, Version, fitting, has, opened
+
+TOGETHER = 100
+"""How many seals are fetched at once."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -71,13 +74,16 @@ class Catalog:
 
     # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def seal(self, saved: Saved) -> Seal:
-        """The index of a saving."""
-        name = names.seal(self.stage, saved)
-        seal = self._open(name, Seal)
-        if (seal.instance, seal.part, seal.number) != saved:
-            raise Corrupt(f"{name} is the seal of another saving")
-        return seal
+    def seals(self, savings: Sequence[Saved]) -> Iterator[tuple[Saved, Seal]]:
+        """The indexes of savings, in their order."""
+        for start in range(0, len(savings), TOGETHER):
+            some = savings[start : start + TOGETHER]
+            called = [names.seal(self.stage, saved) for saved in some]
+            for saved, name, blob in zip(some, called, self.objects.get_all(called), strict=True):
+                seal = _opened(name, blob, Seal)
+                if (seal.instance, seal.part, seal.number) != saved:
+                    raise Corrupt(f"{name} is the seal of another saving")
+                yield saved, seal
 
     def moment(self, number: int) -> Moment:
         """A checkpoint. Raises `UnknownName` if there is none of this number."""
@@ -123,23 +129,16 @@ class Catalog:
         if sources.base is not None:
             for piece, lines in enumerate(sources.base.segments):
                 yield Piece(names.fold(self.stage, sources.base.number, piece), lines)
-        for saved in sources.savings:
-            yield from self.pieces_of(saved)
-
-    def pieces_of(self, saved: Saved) -> Iterator[Piece]:
-        """The segments of a saving."""
-        for piece, lines in enumerate(self.seal(saved).segments):
-            yield Piece(names.segment(self.stage, saved, piece), lines)
+        for saved, seal in self.seals(sources.savings):
+            for piece, lines in enumerate(seal.segments):
+                yield Piece(names.segment(self.stage, saved, piece), lines)
 
     def versions(self, piece: Piece) -> list[Version]:
         """What lies in a segment, if it is what its index says."""
         return fitting(self._open(piece.name, Segment), piece.name, piece.lines)
 
     def _open(self, name: str, type: type[S]) -> S:
-        blob = self.objects.get(name)
-        if blob is None:
-            raise Gone(f"{name} is missing")
-        return opened(name, blob, type)
+        return _opened(name, self.objects.get(name), type)
 
 
 def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, Line]]]:
@@ -213,6 +212,12 @@ def merged(one: Reach, other: Iterable[Saved]) -> Reach:
         parts = reach.setdefault(instance, {})
         parts[part] = max(number, parts.get(part, -1))
     return reach
+
+
+def _opened(name: str, blob: bytes | None, type: type[S]) -> S:
+    if blob is None:
+        raise Gone(f"{name} is missing")
+    return opened(name, blob, type)
 
 
 def _is_between(saved: Saved, base: Base | None, upto: Moment | None) -> bool:

@@ -18,7 +18,7 @@ from whimbrel.core.errors import Conflict
 from whimbrel.core.keys import EVERYTHING, Selection
 from whimbrel.store import names
 from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
-from whimbrel.store.compaction import compact
+from whimbrel.store.compaction import Sizes, compact
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects, Place
 from whimbrel.store.version import Checkpoint, Line, Moment, Retention, Saving, Seal, Segment, Version, cut, has
@@ -32,7 +32,7 @@ class CentralStore:
 
     def __init__(self, where: str | Objects) -> None:
         self.objects: Objects = Place(where) if isinstance(where, str) else where
-        self._sizes: dict[str, dict[Saved, int]] = {}
+        self._sizes: dict[str, Sizes] = {}
 
     # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,7 +86,7 @@ class CentralStore:
         if not last or any(one.number < 0 or (before and has(before.upto, *one)) for one in last):
             return None
         number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
-        covered = min(catalog.seal(one).reached for one in last)
+        covered = min(seal.reached for _, seal in catalog.seals(last))
         moment = Moment(number, at_us, covered, merged(before.upto if before else {}, savings))
         self.objects.put(names.moment(stage, number), wire.pack(moment))
         return number

@@ -1,8 +1,8 @@
 """Compaction: keeps a store as large as what it is for, whatever was ever written to it.
 
     1. which checkpoints are kept, by the retention; `first` is the oldest of them
-    2. if the savings up to `first` have grown as large as the fold before them: the newest versions as of `first`
-       are written as a new fold, its index last
+    2. savings up to `first` without versions are of no use any more. If the others have grown as large as the fold
+       before them, or are too many, the newest versions as of `first` are written as a new fold, its index last
     3. older checkpoints are taken away, then older folds, then the seals of savings that are in the fold, then their
        segments: always what points before what is pointed at
 
@@ -23,16 +23,25 @@ from whimbrel.store.catalog import Catalog, Sources, chosen
 from whimbrel.store.names import Saved
 from whimbrel.store.version import Base, Line, Moment, Retention, Segment, Version, cut, has
 
+MANY = 2000
+"""With more savings beside it than this a new fold is due, however small they are: a reader must look at each."""
+Sizes = dict[Saved, int | None]
+"""Bytes of luggage by saving, None if it has no versions: what was found out before, for seals do not change."""
 
-def compact(catalog: Catalog, sizes: dict[Saved, int], retention: Retention, now_us: int, slack: float) -> None:
-    """Compact a stage. `sizes` is what was found out about savings before. `slack` 0 folds whatever there is."""
+
+def compact(catalog: Catalog, sizes: Sizes, retention: Retention, now_us: int, slack: float) -> None:
+    """Compact a stage. `slack` 0 folds whatever there is."""
     first = _first(catalog.readable(), retention, now_us)
     if first is None:
         return
     sources = catalog.sources(first)
-    if _is_due(catalog, sources, sizes, slack):
+    unknown = [saved for saved in sources.savings if saved not in sizes]
+    sizes.update((saved, _size(seal.segments)) for saved, seal in catalog.seals(unknown))
+    empty = {saved for saved in sources.savings if sizes[saved] is None}
+    sources = Sources(sources.base, [saved for saved in sources.savings if saved not in empty])
+    if _is_due(sources, sizes, slack):
         _fold(catalog, first, sources)
-    _give_up(catalog, first)
+    _give_up(catalog, first, empty)
     left = set(catalog.savings())
     for saved in [saved for saved in sizes if saved not in left]:
         del sizes[saved]
@@ -45,14 +54,15 @@ def _first(moments: list[Moment], retention: Retention, now_us: int) -> Moment |
     return next((one for one in moments if one in newest or 0 < age_us > now_us - one.at_us), None)
 
 
-def _is_due(catalog: Catalog, sources: Sources, sizes: dict[Saved, int], slack: float) -> bool:
-    for saved in sources.savings:
-        if saved not in sizes:
-            sizes[saved] = sum(line.size for piece in catalog.pieces_of(saved) for line in piece.lines)
-    if sources.base is None or slack <= 0:
+def _is_due(sources: Sources, sizes: Sizes, slack: float) -> bool:
+    if sources.base is None or slack <= 0 or len(sources.savings) > MANY:
         return bool(sources.savings)
-    beside = sum(sizes[saved] for saved in sources.savings)
-    return beside > slack * sum(line.size for lines in sources.base.segments for line in lines)
+    beside = sum(sizes[saved] or 0 for saved in sources.savings)
+    return beside > slack * (_size(sources.base.segments) or 0)
+
+
+def _size(segments: list[list[Line]]) -> int | None:
+    return sum(line.size for lines in segments for line in lines) if any(segments) else None
 
 
 def _fold(catalog: Catalog, first: Moment, sources: Sources) -> None:
@@ -73,9 +83,10 @@ def _newest(catalog: Catalog, sources: Sources) -> Iterator[Version]:
                 yield version
 
 
-def _give_up(catalog: Catalog, first: Moment) -> None:
+def _give_up(catalog: Catalog, first: Moment, empty: set[Saved]) -> None:
     """Take away what no kept checkpoint needs. A piece of a saving in the fold is no use, whether sealed or not."""
     _delete(catalog, "checkpoints", lambda name: _number(name) < first.number)
+    _delete(catalog, "seals", lambda name: names.saved_of(name) in empty)
     base = catalog.base_of(first)
     if base is None:
         return
