@@ -288,6 +288,20 @@ def test_a_damaged_checkpoint_is_listed_with_its_damage_and_the_others_can_be_us
     assert numbers(store) == [3, 4]
 
 
+def test_without_any_checkpoint_that_can_be_read_the_fold_knows_what_it_has() -> None:
+    memory = Memory()
+    store = CentralStore(memory)
+    filled(store)
+    store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+    for name in memory.names("s/checkpoints"):
+        memory.blobs[name] = b"?"
+    assert (loaded(store), store.covered("s"), store.kept("s")) == (NEWEST, -1, -1)
+    assert (store.last("s", "s-1"), store.last("s", "s-2")) == (4, 3)
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1) is None
+    store.write("s", saving(4, reached=50, instance="s-2"))
+    assert (store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1), loaded(store, 4)) == (4, NEWEST)
+
+
 def test_nothing_is_folded_or_given_up_while_something_is_damaged() -> None:
     store = damaged(SEGMENT)
     with pytest.raises(Corrupt):

@@ -6,8 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.store.objects import at_s3, saving, version
+from whimbrel.cli.main import app
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.store import CentralStore
 from whimbrel.store.place import LONGEST, Place, checked
 
 
@@ -96,3 +100,16 @@ IMPATIENT = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(Refused, match=r"address of a store|no bucket"):
         Place(url)
+
+
+def test_s3_is_found_as_amazons_tools_find_it(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command line relies on: an address is all that it is given."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3["endpoint_url"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3["secret"])
+    url = at_s3(s3).url
+    store = CentralStore(url)
+    store.write("average", saving(1, version("a", 1), reached=1 << 20))
+    store.checkpoint("average", {"s-1": 1}, 1_772_366_400_000_000)
+    shown = CliRunner().invoke(app, ["checkpoints", url], env={"COLUMNS": "120"})
+    assert shown.output.split()[-6:] == ["1", "2026-03-01", "12:00:00Z", "1", "5", "1.0"]

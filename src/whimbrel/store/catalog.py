@@ -111,6 +111,11 @@ class Catalog:
                 return self.moment(number)
         return None
 
+    def reach(self) -> Reach:
+        """Up to where savings have been counted: those that are folded are known from here only."""
+        last = self.newest() or self.base_of()
+        return last.upto if last else {}
+
     def base(self, number: int) -> Base:
         """The index of a fold."""
         name = names.base(self.stage, number)

@@ -66,8 +66,7 @@ class CentralStore:
     def last(self, stage: str, instance: str) -> int:
         """The greatest number of an instance's savings, -1 if it has none."""
         catalog = Catalog(self.objects, stage)
-        moment = catalog.newest()
-        reach = merged(moment.upto if moment else {}, catalog.savings())
+        reach = merged(catalog.reach(), catalog.savings())
         return max(reach.get(instance, {}).values(), default=-1)
 
     # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,15 +78,15 @@ class CentralStore:
         covered. What others have saved, of whatever time, belongs to the checkpoint as well.
         """
         catalog = Catalog(self.objects, stage)
-        savings, before = catalog.savings(), catalog.newest()
+        savings, before = catalog.savings(), catalog.reach()
         upto = merged({}, savings)
         needed = [(instance, part) for instance, count in parts.items() for part in range(count)]
         last = [Saved(instance, part, upto.get(instance, {}).get(part, -1)) for instance, part in needed]
-        if not last or any(one.number < 0 or (before and has(before.upto, *one)) for one in last):
+        if not last or any(one.number < 0 or has(before, *one) for one in last):
             return None
         number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
         covered = min(seal.reached for _, seal in catalog.seals(last))
-        moment = Moment(number, at_us, covered, merged(before.upto if before else {}, savings))
+        moment = Moment(number, at_us, covered, merged(before, savings))
         self.objects.put(names.moment(stage, number), wire.pack(moment))
         return number
 
