@@ -108,6 +108,7 @@ class Candidate:
         """`ours`: what makes the query of a Whimbrel stage; without it, `name` is one of the stock queries."""
         self.name, self._inbox = name, EmbeddedLog(folder / f"inbox-{name}")
         self._batches = 0
+        self._metrics: list[dict[str, int | None]] = []
         self.stop: Callable[[], None]
         self._outbox = EmbeddedLog(folder / f"outbox-{name}") if ours is not None else None
         if self._outbox is not None and ours is not None:
@@ -137,6 +138,8 @@ class Candidate:
             last = self._progress()[-1:]
             # Not the batch's number: a query's first batch may find nothing.
             if last and json.loads(last[0]["sources"][0]["endOffset"])["data"] == self._batches:
+                # Noted now: Spark remembers a hundred, of which some say only that there was nothing to do.
+                self._metrics += last[0]["observedMetrics"].values()
                 return float(last[0]["durationMs"]["triggerExecution"])
             if not self.query.isActive or time.monotonic() > deadline:
                 raise Unavailable(f"{self.name} did no batch: {self.query.exception() or 'out of time'}")
@@ -148,8 +151,8 @@ class Candidate:
             groups = [group for entry in self._outbox.read(0) for group in outgoing(entry)]
             results = [(result.values["n"], bin_of(result.key)) for group in groups for result in group.results]
             return len(results), sum(n for n, _ in results), sum(n * bin for n, bin in results)
-        seen = [progress["observedMetrics"]["check"] for progress in self._progress()]
-        return tuple(sum(metrics[name] or 0 for metrics in seen) for name in ("count", "sum", "product"))  # type: ignore[return-value]
+        count, total, product = (sum(one[name] or 0 for one in self._metrics) for name in ("count", "sum", "product"))
+        return count, total, product
 
     def _progress(self) -> list[dict[str, Any]]:
         recent: Sequence[Any] = self.query.recentProgress
