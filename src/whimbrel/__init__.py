@@ -6,6 +6,7 @@ The whole public surface: what a user imports is here, everything else may chang
 from __future__ import annotations
 
 from whimbrel.app import App, run
+from whimbrel.control.client import Client, RemoteHandle, connect
 from whimbrel.control.handle import Handle
 from whimbrel.core.errors import Refused, Retry, Stop, UnknownName, WhimbrelError
 from whimbrel.core.link import Link
@@ -14,6 +15,7 @@ from whimbrel.pipeline import Csv, Items, JsonLines, Parquet, Pipeline
 
 __all__ = [
     "App",
+    "Client",
     "Context",
     "Csv",
     "Handle",
@@ -24,10 +26,12 @@ __all__ = [
     "Parquet",
     "Pipeline",
     "Refused",
+    "RemoteHandle",
     "Retry",
     "State",
     "Stop",
     "UnknownName",
     "WhimbrelError",
+    "connect",
     "run",
 ]

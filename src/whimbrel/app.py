@@ -6,6 +6,7 @@ the data directory: a run that was killed goes on where it was when it is starte
     <data>/journal.db                     decisions, snapshots
     <data>/logs/                          ingress, inbox and outbox logs, dead letters
     <data>/sites/<site>/<instance>/       checkpoints
+    <data>/token, <data>/url              how those outside get in, if it is served
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
-
-import msgspec
+from typing import IO, TYPE_CHECKING, Any
 
 from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator
+from whimbrel.control.orders import Request
+from whimbrel.control.plan import read_plan
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
-from whimbrel.core.protocols.fluid import PLANS
 from whimbrel.core.record import Result
+from whimbrel.embedded import EmbeddedOrders, drained
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.intake import Intake
@@ -46,6 +47,9 @@ from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.session import session
+
+if TYPE_CHECKING:
+    from whimbrel.control.server import ApiServer
 
 TRIGGER = "500 milliseconds"
 """How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
@@ -107,6 +111,7 @@ class App:
         self._stopping = threading.Event()
         self._saver = threading.Thread(target=self._save_all, name="saver", daemon=True)
         self._stopped = False
+        self._servers: list[ApiServer] = []
 
     @staticmethod
     def clock_us() -> int:
@@ -169,6 +174,8 @@ class App:
             raise errors[0]
 
     def _ends(self) -> Iterator[Callable[[], object]]:
+        for server in self._servers:
+            yield server.stop
         yield self.feed.stop
         yield self._stopping.set
         yield self.orchestrator.stop
@@ -215,6 +222,7 @@ class App:
         protocol: str = "live",
         deadline: float = DEADLINE,
         budget: int | None = None,
+        request: Request | None = None,
         **options: Any,
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
@@ -223,19 +231,22 @@ class App:
         what lies at that site. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
         tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
         migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
-        not given, no more than the link carries.
+        not given, no more than the link carries. `request`: journalled as answered, together with what it orders.
         """
-        runtime = self._stage_for(stage, (to, at), protocol, deadline, budget)
+        runtime = self.stage_for(stage, (to, at), protocol, deadline, budget)
         selection = runtime.select(keys, bins, share, to, at)
         why: list[str] = []
         if protocol == "auto":
             standby, protocol, why = runtime.choose(selection, to, _limits(options))
             if standby is not None:
-                return Handle(self.orchestrator, stage, [standby], why).take_over()
-        options = _read_plan(options) | {"budget": runtime.budget(to, at) if budget is None else budget}
+                handle = Handle(self.orchestrator, stage, [standby], why).take_over()
+                if request is not None:
+                    self.journal.write(answer=(request.name, wire.pack(request.answered([standby], why))))
+                return handle
+        options = read_plan(options) | {"budget": runtime.budget(to, at) if budget is None else budget}
         with runtime.instances.staying(to, runtime.counts()) as there:
             wanted = [(selection, there[0])] if protocol == "restart" else runtime.spread(selection, to, there)
-            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, why, **options)
+            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, why, request, **options)
         return Handle(self.orchestrator, stage, ids, why)
 
     def scale(
@@ -247,6 +258,7 @@ class App:
         protocol: str = "live",
         deadline: float = DEADLINE,
         budget: int | None = None,
+        request: Request | None = None,
         **options: Any,
     ) -> Handle:
         """Let so many instances of a stage share the keys that lie at a site, while it runs.
@@ -255,8 +267,8 @@ class App:
         fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
         moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
         """
-        runtime = self._stage_for(stage, (at,), protocol, deadline, budget)
-        options = _read_plan(options) | {"budget": runtime.budget(at, at) if budget is None else budget}
+        runtime = self.stage_for(stage, (at,), protocol, deadline, budget)
+        options = read_plan(options) | {"budget": runtime.budget(at, at) if budget is None else budget}
         if instances < 1:
             raise Refused(
                 f"the keys at {at} need an instance there, so {instances} are too few; "
@@ -275,10 +287,52 @@ class App:
             raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
         with runtime.instances.staying(at, runtime.counts(), instances) as staying:
             wanted = runtime.level(at, staying)
-            ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, **options)
+            ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, request=request, **options)
         return Handle(self.orchestrator, stage, ids)
 
-    def _stage_for(
+    def drain(
+        self,
+        site: str,
+        *,
+        to: Iterable[str] | None = None,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> dict[str, Handle]:
+        """Move everything away from a site, while it runs: to these sites, or all others, each key to who has least.
+
+        Returns a handle for each stage that has something there. Raises, and changes nothing, as `migrate` does, or if
+        a migration brings keys to the site. The site's instances stay, with nothing.
+        """
+        orders = drained(self, site, to, protocol, deadline, budget, read_plan(options))
+        ids = self.orchestrator.order(orders, deadline, request=request)
+        stages = {order.stage: list[str]() for order in orders}
+        for name, found in stages.items():
+            found += [id for id in ids if id in self.stages[name].coordinator.migrations]
+        return {name: Handle(self.orchestrator, name, found) for name, found in stages.items() if found}
+
+    def serve(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> ApiServer:
+        """Let others look and give orders by HTTP, until the application stops: `wb.connect`, or the command line.
+
+        On a free port of this machine alone, unless told. With `certificate` and `key`, PEM files, it speaks TLS. The
+        token that a caller needs is in the file `token` of the data directory.
+        """
+        from whimbrel.control.server import ApiServer  # FastAPI is loaded where somebody serves, and nowhere else
+
+        server = ApiServer(EmbeddedOrders(self), self.data, host, port, certificate=certificate, key=key).start()
+        self._servers.append(server)
+        return server
+
+    def stage_for(
         self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int | None
     ) -> StageRuntime:
         """The stage of an order, if the order makes sense."""
@@ -427,18 +481,6 @@ def _limits(options: dict[str, Any]) -> Limits:
     if options:
         raise UnknownName("option of auto", next(iter(options)), list(known))
     return Limits(**{known[name]: value for name, value in given.items()})
-
-
-def _read_plan(options: dict[str, Any]) -> dict[str, Any]:
-    """A plan that is no known name, but a file: turns, each a list of bins."""
-    plan = options.get("plan")
-    if not isinstance(plan, str | Path) or plan in PLANS or (isinstance(plan, str) and not Path(plan).is_file()):
-        return options
-    try:
-        turns = msgspec.json.decode(Path(plan).read_bytes(), type=list[list[int]])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise Refused(f"{plan} holds no plan: {error}; a plan is a JSON list of lists of bins") from error
-    return {**options, "plan": turns}
 
 
 def run(

@@ -195,6 +195,10 @@ class StageRuntime:
         """What lies at a site, dealt out to these instances there as evenly as it goes, with as few moves."""
         return self._pairs(dict.fromkeys(self.instances.at(site)), to, balance.level)
 
+    def clear(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What lies at a site, dealt out to these instances elsewhere."""
+        return self._pairs(dict.fromkeys([*self.instances.at(site), *to]), to, balance.place)
+
     def _pairs(
         self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
     ) -> list[tuple[Selection, str]]:

@@ -11,7 +11,8 @@ import pytest
 
 import whimbrel as wb
 from tests.app.test_pipeline import Count
-from whimbrel.app import App, _read_plan
+from whimbrel.app import App
+from whimbrel.control.plan import read_plan
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.router import RouteTable
@@ -93,7 +94,7 @@ def test_links_that_make_no_sense_are_refused_before_anything_is_made(tmp_path: 
 def test_a_plan_may_lie_in_a_file(tmp_path: Path, kind: type) -> None:
     file = tmp_path / "plan.json"
     file.write_text("[[3, 1], [], [2]]")
-    assert _read_plan({"plan": kind(file), "step": 5}) == {"plan": [[3, 1], [], [2]], "step": 5}
+    assert read_plan({"plan": kind(file), "step": 5}) == {"plan": [[3, 1], [], [2]], "step": 5}
 
 
 @pytest.mark.parametrize("text", ["", "[[1]", "[1, 2]", '{"turns": []}', '[["one"]]', "[[1.5]]", "\x00"])
@@ -101,20 +102,20 @@ def test_a_file_that_holds_no_plan_is_refused(tmp_path: Path, text: str) -> None
     file = tmp_path / "plan.json"
     file.write_text(text)
     with pytest.raises(wb.Refused, match=r"plan\.json holds no plan: .*; a plan is a JSON list of lists of bins"):
-        _read_plan({"plan": str(file)})
+        read_plan({"plan": str(file)})
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"step": 5}, {"plan": "fluid"}, {"plan": [[1]]}, {"plan": "no-such-file.json"}]
 )
 def test_what_names_no_file_is_left_alone(options: dict[str, Any]) -> None:
-    assert _read_plan(options) == options
+    assert read_plan(options) == options
 
 
 def test_a_file_called_like_a_plan_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fluid").write_text("[[1]]")
-    assert _read_plan({"plan": "fluid"}) == {"plan": "fluid"}
+    assert read_plan({"plan": "fluid"}) == {"plan": "fluid"}
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -122,5 +123,5 @@ def test_a_plan_whose_file_is_not_there_is_refused(tmp_path: Path, kind: type) -
     coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud", "s-2": "edge"}, frozenset({"r"}))
     with pytest.raises(wb.Refused, match=r"plan\.json"):
         coordinator.plan(
-            [(EVERYTHING, "s-2")], "edge", "fluid", "m1", **_read_plan({"plan": kind(tmp_path / "plan.json")})
+            [(EVERYTHING, "s-2")], "edge", "fluid", "m1", **read_plan({"plan": kind(tmp_path / "plan.json")})
         )

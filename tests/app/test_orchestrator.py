@@ -250,7 +250,7 @@ def test_a_migration_that_overlaps_is_refused_until_the_other_is_over(house: Hou
 def test_an_order_that_cannot_be_journalled_has_not_happened(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     write = house.journal.write
 
-    def fail(migration: Migration) -> None:
+    def fail(*migrations: Migration, answer: object) -> None:
         raise Unavailable("the disk is full")
 
     monkeypatch.setattr(house.journal, "write", fail)
@@ -416,7 +416,7 @@ def test_the_turns_that_an_abort_cancels_are_each_told_once(house: House) -> Non
 def test_a_plan_that_could_not_be_journalled_leaves_no_turns_behind(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*migrations: Migration) -> None:
+    def fail(*migrations: Migration, answer: object) -> None:
         raise Unavailable("the disk is full")
 
     with monkeypatch.context() as full:

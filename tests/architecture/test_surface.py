@@ -4,6 +4,7 @@ import whimbrel
 
 SURFACE = [
     "App",
+    "Client",
     "Context",
     "Csv",
     "Handle",
@@ -14,11 +15,13 @@ SURFACE = [
     "Parquet",
     "Pipeline",
     "Refused",
+    "RemoteHandle",
     "Retry",
     "State",
     "Stop",
     "UnknownName",
     "WhimbrelError",
+    "connect",
     "run",
 ]
 

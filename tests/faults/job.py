@@ -36,8 +36,8 @@ def tell_phases() -> None:
     """From now on, say each phase of each migration as soon as it is safe."""
     write = Journal.write
 
-    def write_and_tell(self: Journal, *migrations: Migration) -> None:
-        write(self, *migrations)
+    def write_and_tell(self: Journal, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
+        write(self, *migrations, answer=answer)
         for migration in migrations:
             say("phase", migration.move.id, migration.phase)
 

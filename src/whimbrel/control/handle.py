@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from whimbrel.control.orchestrator import Orchestrator
+from whimbrel.control.orders import story_of
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Takeover
+
+
+def outcome_of(phases: Set[str]) -> str:
+    """What has become of an order whose migrations are in these phases."""
+    for phase in sorted(phases - {DONE, ABORTED}):
+        return phase
+    return ABORTED if ABORTED in phases else DONE if phases else "already there"
 
 
 class Handle:
@@ -30,15 +38,12 @@ class Handle:
     @property
     def outcome(self) -> str:
         """`already there`, `done`, `aborted`, or the phase it is in."""
-        phases = {migration.phase for migration in self.migrations}
-        for phase in sorted(phases - {DONE, ABORTED}):
-            return phase
-        return ABORTED if ABORTED in phases else DONE if phases else "already there"
+        return outcome_of({migration.phase for migration in self.migrations})
 
     @property
     def progress(self) -> list[str]:
         """The story so far, a line for each thing that happened."""
-        return [f"{m.move.id} {line.phase}: {line.event}" for m in self.migrations for line in m.story]
+        return story_of(self.migrations)
 
     def wait(self, timeout: float | None = None) -> Handle:
         """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""

@@ -1,7 +1,8 @@
 """The journal: what the orchestrator has decided, and where everybody stands, in one SQLite file.
 
 A decision is written here before it is acted on. After a crash the journal is all there is: migrations in the order in
-which they were ordered, and named snapshots (a router's, an outlet's), each replaced as a whole.
+which they were ordered, named snapshots (a router's, an outlet's), each replaced as a whole, and what was answered to
+requests that may come again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from whimbrel.core.errors import Corrupt, NewerFormat, Unavailable
 from whimbrel.core.protocols.machine import Migration
 
 FORMAT = 1
+Statement = tuple[str, tuple[object, ...]]
+"""SQL, and the values in it."""
 
 
 class Journal:
@@ -42,16 +45,25 @@ class Journal:
             PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA user_version={FORMAT};
             CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
             CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);
+            CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);
         """)
 
-    def write(self, *migrations: Migration) -> None:
-        """Remember how far migrations are: all of them, or none."""
-        values = [value for migration in migrations for value in (migration.move.id, wire.pack(migration))]
-        self._execute(
-            f"INSERT INTO migrations (id, blob) VALUES {', '.join(['(?, ?)'] * len(migrations))}"
-            " ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
-            *values,
-        )
+    def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
+        """Remember how far migrations are, and by its name what was answered to a request: all of it, or nothing."""
+        statements: list[Statement] = [
+            (
+                "INSERT INTO migrations (id, blob) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
+                (migration.move.id, wire.pack(migration)),
+            )
+            for migration in migrations
+        ]
+        if answer is not None:
+            statements.append(("INSERT OR REPLACE INTO requests VALUES (?, ?)", answer))
+        self._execute(*statements)
+
+    def answer(self, request: str) -> bytes | None:
+        """What was answered to a request of that name."""
+        return self._find("SELECT blob FROM requests WHERE name = ?", request)
 
     def migrations(self) -> list[Migration]:
         """All migrations, in the order in which they were ordered."""
@@ -61,22 +73,34 @@ class Journal:
 
     def save(self, name: str, blob: bytes) -> None:
         """Replace a snapshot."""
-        self._execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", name, blob)
+        self._execute(("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob)))
 
     def load(self, name: str) -> bytes | None:
         """The last snapshot of that name."""
-        with self._lock:
-            row = self._db.execute("SELECT blob FROM snapshots WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0]
+        return self._find("SELECT blob FROM snapshots WHERE name = ?", name)
 
     def close(self) -> None:
         """Let go of the file."""
         with self._lock:
             self._db.close()
 
-    def _execute(self, statement: str, *values: object) -> None:
+    def _find(self, statement: str, name: str) -> bytes | None:
+        with self._lock:
+            row = self._db.execute(statement, (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def _execute(self, *statements: Statement) -> None:
+        """Do all of these, or none."""
         try:
             with self._lock:
-                self._db.execute(statement, values)
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    for statement, values in statements:
+                        self._db.execute(statement, values)
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
         except sqlite3.OperationalError as error:
             raise Unavailable(f"the journal cannot be written: {error}") from error

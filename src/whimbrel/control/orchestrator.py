@@ -9,11 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from whimbrel.control.journal import Journal
+from whimbrel.control.orders import Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Retry, Unavailable, UnknownName
@@ -45,6 +46,17 @@ class StageControl:
     """The way that posts of one instance go to another one's inbox."""
     failures: dict[str, list[float]] = field(default_factory=dict)
     """By instance: when its query has died, lately."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Selections of a stage, each to its instance at a site."""
+
+    stage: str
+    wanted: Sequence[tuple[Selection, str]]
+    site: str
+    protocol: str
+    options: Mapping[str, Any]
 
 
 class Orchestrator:
@@ -112,33 +124,51 @@ class Orchestrator:
         protocol: str,
         deadline: float,
         why: Sequence[str] = (),
+        request: Request | None = None,
         **options: Any,
     ) -> list[str]:
         """Order the migrations that bring each selection to its instance at a site: all of them, or none.
 
         Returns their names, none if everything is there already. `why`: the first lines of their stories.
         """
+        return self.order([Order(stage, wanted, site, protocol, options)], deadline, why, request)
+
+    def order(
+        self, orders: Sequence[Order], deadline: float, why: Sequence[str] = (), request: Request | None = None
+    ) -> list[str]:
+        """Order the migrations of all these, which have no key in common, or of none.
+
+        `request`: what asked for them; remembered with them as answered, so that it can be told if it comes again.
+        """
         with self._changed:
-            control = self.stages[stage]
-            number = sum(len(other.coordinator.migrations) for other in self.stages.values()) + 1
-            planned = control.coordinator.plan(wanted, site, protocol, f"m{number}", **options)
-            if not planned:
-                return []
-            for migration in planned:
-                migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
-            commands = [control.coordinator.start(migration, self._clock_us()) for migration in planned]
+            planned, commands = self._plan(orders, why)
+            ids = [migration.move.id for migration in planned]
             try:
-                self.journal.write(*planned)
+                if planned or request is not None:
+                    answer = None if request is None else (request.name, wire.pack(request.answered(ids, why)))
+                    self.journal.write(*planned, answer=answer)
             except Unavailable:  # what is not journalled has not happened
                 for migration in planned:
-                    del control.coordinator.migrations[migration.move.id]
+                    del self.stages[migration.move.stage].coordinator.migrations[migration.move.id]
                 raise
             for migration, todo in zip(planned, commands, strict=True):
-                self._patience[stage, migration.move.id] = deadline
+                self._patience[migration.move.stage, migration.move.id] = deadline
                 self._note_deadline(migration)
                 self._queue(migration, todo)
-            self._tell_due(stage)
-            return [migration.move.id for migration in planned]
+            for stage in {migration.move.stage for migration in planned}:
+                self._tell_due(stage)
+            return ids
+
+    def _plan(self, orders: Sequence[Order], why: Sequence[str]) -> tuple[list[Migration], list[list[Command]]]:
+        """The migrations of some orders, taken in, and what each begins with. Changes nothing if one cannot be done."""
+        number = sum(len(control.coordinator.migrations) for control in self.stages.values()) + 1
+        planned: list[Migration] = []
+        for order in orders:
+            coordinator, id = self.stages[order.stage].coordinator, f"m{number + len(planned)}"
+            planned += coordinator.plan(order.wanted, order.site, order.protocol, id, **order.options)
+        for migration in planned:
+            migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
+        return planned, [self.stages[m.move.stage].coordinator.start(m, self._clock_us()) for m in planned]
 
     def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
         """A notice of an instance."""

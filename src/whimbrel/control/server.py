@@ -1,0 +1,143 @@
+"""Serves an ASGI application from a thread of this process: bound before it is started, gone when it is stopped."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import uvicorn
+
+from whimbrel.control.access import announce, make_token, withdraw
+from whimbrel.control.api import make_api
+from whimbrel.control.guard import ASGI, BODY
+from whimbrel.control.orders import Orders
+from whimbrel.core.errors import Refused, Unavailable
+
+GRACE = 5
+"""Seconds that calls under way get when the server stops."""
+WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How the machine itself reaches what is bound to all its addresses."""
+
+
+class Server:
+    """An ASGI application on a port, 0 for any that is free. With `certificate` and `key`, PEM files, it speaks TLS."""
+
+    def __init__(
+        self,
+        app: ASGI,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        if (certificate is None) != (key is None):
+            raise Refused("TLS needs both a certificate and its key: give two files, or neither")
+        self._stopping = stopping or threading.Event()
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise Refused(f"{certificate} and {key} are no certificate with its key: {error}") from error
+        self._socket = _bound(host, port)
+        address = self._socket.getsockname()
+        shown = WILDCARDS.get(host, host)
+        shown = f"[{shown}]" if ":" in shown else shown
+        self.url = f"{'http' if certificate is None else 'https'}://{shown}:{address[1]}"
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="server", daemon=True)
+
+    def start(self, timeout: float = 30.0) -> Server:
+        """Begin to answer; returns when it does."""
+        self._thread.start()
+        waited = threading.Event()
+        while not self._server.started and self._thread.is_alive() and timeout > 0:
+            waited.wait(0.01)
+            timeout -= 0.01
+        if not self._server.started:
+            self.stop()
+            raise Unavailable(f"{self.url} could not be served")
+        return self
+
+    def stop(self) -> None:
+        """End the calls under way and let go of the port."""
+        self._stopping.set()
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class ApiServer(Server):
+    """The API of a data directory, whose token it has and where it says its address."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        data: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        limit: int = BODY,
+    ) -> None:
+        self.data, self.token = data, make_token(data)
+        stopping = threading.Event()
+        api = make_api(orders, self.token, limit=limit, stopping=stopping)
+        super().__init__(api, host, port, certificate=certificate, key=key, stopping=stopping)
+
+    def start(self, timeout: float = 30.0) -> ApiServer:
+        """As `Server.start`; then its address can be found."""
+        super().start(timeout)
+        announce(self.data, self.url)
+        return self
+
+    def stop(self) -> None:
+        """As `Server.stop`."""
+        withdraw(self.data)
+        super().stop()
+
+    def __repr__(self) -> str:
+        return f"<api at {self.url}>"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 65536:
+        raise Refused(f"a port is a number from 0 to 65535, not {port}")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise Refused(f"{host!r} is no address of this machine: {error}") from error
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise Unavailable(f"{host}:{port} cannot be served: {error}; choose another port, or 0 for any") from error
+    return bound
