@@ -45,7 +45,7 @@ def revision() -> str | None:
         return None
 
 
-def write(report: dict[str, Any], path: Path) -> None:
+def write(report: Any, path: Path) -> None:
     """Write a report where people and programs can read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

@@ -315,7 +315,7 @@ def connect(
         http = httpx.Client(base_url=url, headers=headers, timeout=timeout + LOOK, verify=trusted, trust_env=False)
     except (httpx.InvalidURL, ValueError) as error:
         raise Refused(f"{url!r} is no address, or the token no token: {error}") from error
-    if http.base_url.scheme not in ("http", "https"):
+    if http.base_url.scheme not in ("http", "https") or not http.base_url.host:
         raise Refused(f"{url!r} is no address: it begins with http:// or https://")
     return Client(http)
 

@@ -7,6 +7,7 @@ import ssl
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import uvicorn
 
@@ -61,7 +62,7 @@ class Server:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="server", daemon=True)
 
-    def start(self, timeout: float = 30.0) -> Server:
+    def start(self, timeout: float = 30.0) -> Self:
         """Begin to answer; returns when it does."""
         self._thread.start()
         waited = threading.Event()
@@ -81,7 +82,7 @@ class Server:
             self._thread.join()
         self._socket.close()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -109,7 +110,7 @@ class ApiServer(Server):
         api = make_api(orders, self.token, limit=limit, stopping=stopping)
         super().__init__(api, host, port, certificate=certificate, key=key, stopping=stopping)
 
-    def start(self, timeout: float = 30.0) -> ApiServer:
+    def start(self, timeout: float = 30.0) -> Self:
         """As `Server.start`; then its address can be found."""
         super().start(timeout)
         announce(self.data, self.url)

@@ -1,0 +1,303 @@
+"""`whimbrel status`, `sites`, `stages`, `routes`, `migrate`, `story`, `drain`: a running application, from outside.
+
+They talk to whatever serves the API (`app.serve()`): by its data directory, or by address and token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from whimbrel.bench import report
+from whimbrel.control.client import Client, RemoteHandle, connect
+from whimbrel.control.orchestrator import DEADLINE
+from whimbrel.control.orders import MigrationStatus
+from whimbrel.core.errors import Refused
+from whimbrel.core.keys import BINS
+from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core.protocols.auto import Limits
+
+Url = Annotated[str | None, typer.Option(envvar="WHIMBREL_URL", help="Where the API is.")]
+Data = Annotated[
+    Path | None, typer.Option(envvar="WHIMBREL_DATA", help="The data directory: it has the token, and the address.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(envvar="WHIMBREL_TOKEN", help="Instead of the data directory's. Better in the environment."),
+]
+Certificate = Annotated[
+    Path | None, typer.Option(envvar="WHIMBREL_CERTIFICATE", help="A PEM file to trust, if the API speaks TLS.")
+]
+Json = Annotated[Path | None, typer.Option(help="Also write it here.")]
+Protocol = Annotated[str, typer.Option(help=f"{', '.join(PROTOCOLS)}, or auto.")]
+Deadline = Annotated[float, typer.Option(help="Seconds after which what can still be undone is called off.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end, and report; or only order it.")]
+
+
+# ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def status(
+    url: Url = None, data: Data = None, token: Token = None, certificate: Certificate = None, json: Json = None
+) -> None:
+    """How a running application is: records, instances, migrations under way.
+
+    Example: whimbrel status --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        found = client.status()
+    console, records = Console(), found["records"]
+    ended = "ended" if found["source"]["ended"] else "open"
+    counts = ", ".join(f"{name.replace('_', '-')} {count:,}" for name, count in records.items())
+    console.print(f"[bold]{escape(found['pipeline'])}[/]: {counts}; source {ended}")
+    table = _table("stage", "instance", "site", "keys>", "state>", "batch ms>", "")
+    for name, stage in found["stages"].items():
+        for instance, one in stage["instances"].items():
+            health = escape(one["error"]) if one["error"] else "running" if one["running"] else "stands still"
+            size = _bytes(one["state_bytes"])
+            table.add_row(name, instance, one["site"], f"{one['keys']:,}", size, _text(one["batch_ms"]), health)
+    console.print(table)
+    moving = {id: p for s in found["stages"].values() for id, p in s["migrations"].items() if p not in _OVER}
+    if moving:
+        console.print("under way: " + ", ".join(f"{id} {phase}" for id, phase in moving.items()))
+    if found["error"]:
+        console.print(f"[bold red]{escape(found['error'])}[/]")
+    _write(found, json)
+
+
+def sites(
+    url: Url = None, data: Data = None, token: Token = None, certificate: Certificate = None, json: Json = None
+) -> None:
+    """The sites, with what is there.
+
+    Example: whimbrel sites --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        found = client.sites()
+    table = _table("site", "instances", "keys>", "state>", "")
+    for site in found:
+        health = "running" if site.running else "not all run"
+        table.add_row(site.name, ", ".join(site.instances), f"{site.keys:,}", _bytes(site.state_bytes), health)
+    Console().print(table)
+    _write(found, json)
+
+
+def stages(
+    url: Url = None, data: Data = None, token: Token = None, certificate: Certificate = None, json: Json = None
+) -> None:
+    """The stages, with their instances and the migrations under way.
+
+    Example: whimbrel stages --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        found = client.stages()
+    table = _table("stage", "instances", "keys>", "groups>", "partitions>", "under way")
+    for stage in found:
+        places = ", ".join(f"{name} at {site}" for name, site in stage.instances.items())
+        figures = (f"{stage.keys:,}", str(stage.groups), str(stage.partitions))
+        table.add_row(stage.name, places, *figures, ", ".join(stage.migrations))
+    Console().print(table)
+    _write(found, json)
+
+
+def routes(
+    stage: Annotated[str, typer.Argument(help="Whose.")],
+    url: Url = None,
+    data: Data = None,
+    token: Token = None,
+    certificate: Certificate = None,
+    json: Json = None,
+) -> None:
+    """Who owns which bins and keys of a stage.
+
+    Example: whimbrel routes average --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        found = client.routes(stage)
+    table = _table("instance", "site", "keys>", "bins", "single keys")
+    for route in found:
+        bins = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in route.bins)
+        more = f", ... {route.apart_count:,} in all" if route.apart_count > len(route.apart) else ""
+        table.add_row(route.instance, route.site, f"{route.keys:,}", bins, escape(", ".join(route.apart) + more))
+    Console().print(table)
+    _write(found, json)
+
+
+def story(
+    id: Annotated[str, typer.Argument(help="The migration: m1.")],
+    url: Url = None,
+    data: Data = None,
+    token: Token = None,
+    certificate: Certificate = None,
+    json: Json = None,
+) -> None:
+    """What happened in a migration, line by line.
+
+    Example: whimbrel story m1 --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        found = client.story(id)
+    Console().print("\n".join(found), markup=False, highlight=False)
+    _write(found, json)
+
+
+# ── Moving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def migrate(
+    stage: Annotated[str, typer.Argument(help="Whose keys.")],
+    to: Annotated[str, typer.Option(help="The site they go to.")],
+    keys: Annotated[str | None, typer.Option(help="These keys: s1,s2.")] = None,
+    bins: Annotated[str | None, typer.Option(help="These bins: 0-511,600.")] = None,
+    share: Annotated[float | None, typer.Option(help="A share of what lies elsewhere: 0.5.")] = None,
+    at: Annotated[str | None, typer.Option(help="Only of what lies at this site.")] = None,
+    protocol: Protocol = "live",
+    deadline: Deadline = DEADLINE,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Of the protocol: order=key, step=16, plan=plan.json, max_stoppage_ms=500.")
+    ] = None,
+    wait: Wait = True,
+    url: Url = None,
+    data: Data = None,
+    token: Token = None,
+    certificate: Certificate = None,
+    json: Json = None,
+) -> None:
+    """Move keys of a stage to a site while it runs: those you name, or all of them.
+
+    Examples: whimbrel migrate average --keys s1,s2 --to edge-1 --data whimbrel-data
+
+              whimbrel migrate average --share 0.5 --at cloud --to edge-1 --protocol push --data whimbrel-data
+    """
+    with _connected(url, token, data, certificate) as client:
+        handle = client.migrate(
+            stage,
+            to=to,
+            keys=None if keys is None else keys.split(","),
+            bins=None if bins is None else _bins(bins),
+            share=share,
+            at=at,
+            protocol=protocol,
+            deadline=deadline,
+            **dict(map(_option, option or [])),
+        )
+        _follow(handle, wait, json)
+
+
+def drain(
+    site: Annotated[str, typer.Argument(help="The site to empty.")],
+    to: Annotated[str | None, typer.Option(help="The sites that take it all: edge-1,edge-2. Else all others.")] = None,
+    protocol: Protocol = "live",
+    deadline: Deadline = DEADLINE,
+    wait: Wait = True,
+    url: Url = None,
+    data: Data = None,
+    token: Token = None,
+    certificate: Certificate = None,
+    json: Json = None,
+) -> None:
+    """Move everything away from a site, to others or to those you name, and report what went where.
+
+    Example: whimbrel drain edge-1 --to cloud --data whimbrel-data
+    """
+    others = None if to is None else to.split(",")
+    with _connected(url, token, data, certificate) as client:
+        _follow(client.drain(site, to=others, protocol=protocol, deadline=deadline), wait, json)
+
+
+def _follow(handle: RemoteHandle, wait: bool, json: Path | None) -> None:
+    console = Console()
+    for line in handle.why:
+        console.print(line, markup=False)
+    if handle.is_noop:
+        console.print("already there: nothing to move")
+    elif wait:
+        handle.wait_warm()
+    found = handle.migrations
+    if found:
+        console.print(_migrations(found))
+    _write({"outcome": handle.outcome, "migrations": msgspec.to_builtins(found), "why": handle.why}, json)
+    if wait and handle.outcome == "aborted":
+        raise typer.Exit(1)
+
+
+def _migrations(found: Iterable[MigrationStatus]) -> Table:
+    table = _table("migration", "stage", "protocol", "from", "to", "keys>", "state>", "sent>", "")
+    for one in found:
+        ends = (f"{one.source} at {one.from_site}", f"{one.destination} at {one.to_site}")
+        figures = (f"{one.keys:,}", _bytes(one.state_bytes), _bytes(one.sent_bytes))
+        outcome = one.phase if one.reason is None else f"{one.phase}: {one.reason}"
+        table.add_row(one.id, one.stage, one.protocol, *ends, *figures, escape(outcome))
+    return table
+
+
+# ── Both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_OVER = ("done", "aborted")
+_LIMITS = [f"max_{name}" for name in Limits.__struct_fields__]
+OPTIONS = sorted({"budget", "chunk", *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.options)})
+"""Of all protocols."""
+
+
+def _connected(url: str | None, token: str | None, data: Path | None, certificate: Path | None) -> Client:
+    if data is None and (url is None or token is None):
+        raise Refused(
+            "which application? give --data, its data directory, "
+            "or --url (or WHIMBREL_URL) with the token in WHIMBREL_TOKEN"
+        )
+    return connect(url, token=token, data=data, certificate=certificate)
+
+
+def _bins(text: str) -> list[int]:
+    """The bins of a text like `0-511,600`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        ends = [end for end in (first, last or first) if end.isdecimal() and int(end) < BINS]
+        if len(ends) < 2:
+            raise Refused(f"bins are given as numbers and ranges up to {BINS - 1}, like 0-511,600; not {text!r}")
+        found += range(int(ends[0]), int(ends[1]) + 1)
+    return found
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """An option like `step=16`: what is a number, a truth or a list becomes one."""
+    name, _, value = text.partition("=")
+    if not value or name not in OPTIONS:
+        raise Refused(f"an option is given as name=value, like step=16; not {text!r}; there is: {', '.join(OPTIONS)}")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
+
+
+def _table(*columns: str) -> Table:
+    """A table; a column whose name ends with > is one of figures."""
+    table = Table(box=None)
+    for name in columns:
+        table.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
+    return table
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{size:,.0f} {units[0]}" if units[0] == "B" else f"{size:,.1f} {units[0]}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _write(found: Any, path: Path | None) -> None:
+    if path is not None:
+        report.write(msgspec.to_builtins(found), path)
