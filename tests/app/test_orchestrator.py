@@ -12,12 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.app.waiting import until
 from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import Orchestrator, StageControl
+from whimbrel.control.orders import Answered, Request
+from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
@@ -260,6 +263,20 @@ def test_an_order_that_cannot_be_journalled_has_not_happened(house: House, monke
     monkeypatch.setattr(house.journal, "write", write)
     assert house.migrate().ids == ["m1"]
     house.wait_for("BEGIN")
+
+
+def test_an_order_and_that_its_request_was_answered_are_journalled_as_one(house: House) -> None:
+    request = Request("mine", "said")
+    assert house.migrate(request=request).ids == ["m1"]
+    found = house.journal.answer("mine")
+    assert found is not None
+    assert request.check(wire.unpack(found, Answered)).ids == ["m1"]
+    migration = house.coordinator.migrations["m1"]
+    unfit: Any = object()
+    with pytest.raises(sqlite3.Error):
+        house.journal.write(msgspec.structs.replace(migration, phase="nowhere"), answer=("other", unfit))
+    assert house.journal.answer("other") is None
+    assert [journalled.phase for journalled in house.journal.migrations()] == [migration.phase]
 
 
 def test_an_order_of_several_moves_is_journalled_as_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

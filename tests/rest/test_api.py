@@ -129,6 +129,38 @@ def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(house: House,
     assert house.count() == before
 
 
+NUMBERS = {
+    "budget": "live",
+    "chunk": "live",
+    "interval": "replicate",
+    "split": "fetch",
+    "step": "fluid",
+    "deadline": "live",
+    "max_bytes": "auto",
+    "max_duration_ms": "auto",
+    "max_stoppage_ms": "auto",
+}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1" + "0" * 30, "1e300", "NaN", "-Infinity", "true", '"1"', "[]"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_its_bounds(house: House, name: str, value: str) -> None:
+    """What is beyond could not be stored, would never end, or is no number at all."""
+    before = house.count()
+    body = json.dumps({**MOVE, "protocol": NUMBERS[name]})[:-1] + f', "{name}": {value}}}'
+    answer = house.http.post("/migrations", content=body, headers={"Content-Type": "application/json"})
+    assert problem(answer)[:2] == (422, "Refused")
+    assert answer.json()["message"].startswith(f"body.{name}: ")
+    assert house.count() == before
+
+
+@pytest.mark.parametrize("instances", [0, -1, 65, 10**30, 1.5, True])
+def test_so_many_instances_are_refused(house: House, instances: Any) -> None:
+    answer = house.post("/stages/count/scale", {"instances": instances, "at": "cloud"})
+    assert problem(answer)[0] == 422
+    assert len(house.app.stages["count"].coordinator.sites) == 3
+
+
 def test_what_is_unknown_is_told_with_what_there_is(house: House) -> None:
     told = house.post("/migrations", {**MOVE, "to": "moon"}).json()
     assert told["message"] == "unknown site 'moon'; there is: cloud, edge-1, edge-2"
