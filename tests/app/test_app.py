@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ class Gone:
     """What a query, and a session, are when their JVM has died: every question raises."""
 
     progress: tuple[float, ...] = ()
-    period_ms = 500.0
+    batch_ms, trigger_ms, backlog, is_active, exception = 0.0, 500.0, 0, False, None
+    spec = SimpleNamespace(max_records=10)
 
     def stop(self) -> None:
         raise ConnectionRefusedError("no JVM")
@@ -74,8 +76,8 @@ def test_one_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
 )
 def test_a_budget_fits_the_link_between_the_source_and_the_destination(tmp_path: Path, links: Any, budget: int) -> None:
     app = make(tmp_path, temporary=False, sites=["cloud", "edge-1", "edge-2"], links=links)
-    assert app.first.budget("edge-1", None) == budget
-    assert app.first.budget("edge-1", "edge-2") == 8 << 20  # nothing runs there
+    assert app.stages["count"].budget("edge-1", None) == budget
+    assert app.stages["count"].budget("edge-1", "edge-2") == 8 << 20  # nothing runs there
     with pytest.raises(ConnectionRefusedError):
         app.stop()
 

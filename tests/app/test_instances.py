@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from whimbrel.control.instances import Instances
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
-from whimbrel.instances import Instances
-from whimbrel.log.memory import MemoryLog
 
 
 class Dead(BaseException):
@@ -28,11 +27,12 @@ class House:
     """What an application has that instances need. Dies instead of writing, when its time has come."""
 
     def __init__(self, folder: Path, life: int = 10**9) -> None:
-        self.journal, self.sites, self.orchestrator = self, {"cloud": self, "edge": self}, self
-        self.life, self.running, self.removed = life, set[str](), set[str]()
+        self.life, self.running = life, set[str]()
+        self.placed: list[set[str]] = []
         self._journal = Journal(folder / "journal.db")
         self.load = self._journal.load
-        self.instances = Instances(self, "s")  # type: ignore[arg-type]
+        me: Any = self
+        self.instances = Instances("s", me, {"cloud": me, "edge": me}, self.engaged, self.place)
         self.running |= self.instances.sites.keys()
 
     def save(self, name: str, blob: bytes) -> None:
@@ -41,11 +41,8 @@ class House:
             raise Dead
         self._journal.save(name, blob)
 
-    def log(self, name: str) -> Any:
-        return MemoryLog()
-
-    def remove(self, name: str) -> None:
-        self.removed.add(name)
+    def place(self) -> None:
+        self.placed.append(set(self.instances.sites))
 
     def start(self, name: str, *, wait: bool) -> None:
         self.running.add(name)
@@ -60,7 +57,7 @@ class House:
     def owning(self) -> set[str]:
         return wire.unpack(self.load("owning") or wire.pack({"s-1"}), set[str])
 
-    def engaged(self, stage: str) -> tuple[set[str], set[str]]:
+    def engaged(self) -> tuple[set[str], set[str]]:
         return {end for move in self.moves() for end in move}, self.owning()
 
     def scale(self, to: int) -> None:
@@ -91,7 +88,7 @@ class House:
         """Who is in the cloud."""
         here = set(self.instances.at("cloud"))
         assert here <= self.running
-        assert self.instances.inboxes.keys() == self.instances.outboxes.keys() == self.instances.sites.keys()
+        assert not self.placed or self.placed[-1] == self.instances.sites.keys(), "everybody hears of it"
         return here
 
 
@@ -107,7 +104,7 @@ def test_one_becomes_two_and_one_again(tmp_path: Path) -> None:
     assert house.now() == house.running - {"s-2"} == {"s-1"}
     house.scale(2)
     assert house.now() == {"s-1", "s-4"}, "a name is given once"
-    assert House(tmp_path).removed == {"s-3"}
+    assert House(tmp_path).instances.past == ["s-3"]
 
 
 @pytest.mark.parametrize("to", [2, 1])

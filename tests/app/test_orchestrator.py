@@ -18,7 +18,7 @@ import pytest
 from tests.app.waiting import until
 from whimbrel.control.handle import Handle
 from whimbrel.control.journal import Journal
-from whimbrel.control.orchestrator import Orchestrator, StageControl
+from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.control.orders import Answered, Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
@@ -59,11 +59,17 @@ class House:
         self.gateway.recover(None)
         places = {"s-1": "cloud", "s-2": "edge"}
         self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))
-        self.orchestrator = Orchestrator(self.journal, {}, self.clock)
-        control = StageControl(self.coordinator, [self.gateway], lambda _, name: self.inboxes[name])
-        self.orchestrator.stages["s"] = control
+        ports: Any = SimpleNamespace(
+            command=lambda stage, command: self.gateway.command(command), post=self.post, failed=dict
+        )
+        self.orchestrator = Orchestrator(self.journal, {"cloud": ports, "edge": ports}, ports, self.clock)
+        self.orchestrator.stages["s"] = self.coordinator
         self.orchestrator.recover()
         self.orchestrator.start()
+
+    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """What a site does with posts."""
+        self.inboxes[destination].append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
 
     def clock(self) -> int:
         self.now += 1
@@ -200,7 +206,9 @@ def test_an_abort_before_the_cutover_brings_everything_back(house: House, protoc
 
 @pytest.mark.parametrize("died_after", range(5))
 def test_an_abort_is_finished_by_the_successor(house: House, died_after: int) -> None:
-    house.migrate().abort()
+    handle = house.migrate()
+    house.wait_for("BEGIN")
+    handle.abort()
     house.hear(*[*BACK, *GONE][:died_after])
     house.restart()
     house.hear(*BACK, *GONE)
@@ -295,9 +303,9 @@ def test_who_was_scaled_away_is_not_told_to_forget(house: House, monkeypatch: py
     house.hear(*BACK, *GONE)
     house.wait_for("FORGET", inbox="s-2", lane=Lane.CONTROL)
     del house.coordinator.sites["s-2"]
-    monkeypatch.setattr(house.orchestrator.stages["s"], "inbox_of", {}.__getitem__)
+    monkeypatch.setattr(house, "inboxes", {})
     house.orchestrator.recover()
-    until(lambda: not house.orchestrator._todo.qsize(), "everything is said again")
+    until(lambda: not house.orchestrator._todo, "everything is said again")
     house.orchestrator.stop()
     assert house.orchestrator.error is None
 
@@ -315,6 +323,50 @@ def test_a_command_that_cannot_be_carried_out_now_is_repeated(house: House, monk
     house.migrate()
     house.wait_for("BEGIN")
     assert failed.is_set()
+
+
+def test_what_comes_behind_a_command_that_is_repeated_stays_behind_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway is away for a while: an abort must not overtake the BEGIN of the same move, others go on."""
+    command, away = house.gateway.command, [True]
+
+    def fail(order: Any) -> None:
+        if away and order.move.id == "m1":
+            raise Unavailable("nobody is there")
+        command(order)
+
+    monkeypatch.setattr(house.gateway, "command", fail)
+    house.migrate().abort()
+    house.migrate(selection=Selection(keys=frozenset({"z"})))
+    house.wait_for("BEGIN")
+    away.clear()
+    house.wait_for("BEGIN", "BEGIN", "ABORT")
+
+
+def test_a_notice_that_cannot_be_journalled_has_not_been_heard(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.migrate()
+    house.hear(READY[0])
+
+    def fail(*migrations: Migration, answer: object = None) -> None:
+        raise Unavailable("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(house.journal, "write", fail)
+        with pytest.raises(Unavailable):
+            house.hear(READY[1])
+    assert house.phase() == "copying"
+    house.hear(READY[1], *LEFT, *OPENED)
+    assert house.phase() == "done"
+
+
+def test_moves_from_and_to_a_site_that_is_dead_are_called_off(house: House) -> None:
+    house.migrate()
+    house.orchestrator.abandon("moon", "it is dead")
+    assert house.phase() == "copying"
+    house.orchestrator.abandon("edge", "it is dead")
+    house.wait_for("BEGIN", "ABORT")
+    assert house.coordinator.migrations["m1"].reason == "it is dead"
 
 
 def test_waiting_ends_with_the_time_that_was_given_and_the_migration_goes_on(house: House) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.app.waiting import until
 from whimbrel.core import wire
+from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Notice, Opened, Outgoing, Parked, Ready, Result
 from whimbrel.log.contract import Log
@@ -211,6 +212,36 @@ def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
     until(lambda: outlet.delivered == 2, "the new outbox's result")
     outlet.stop()
     assert office.lines() == {"b": [1], "c": [1]}
+
+
+def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whimbrel.outlet.outlet.RETRY", 0.01)
+    office = Office(tmp_path, {"s-1": [], "s-2": []})
+    hear, away = office.hear, [True]
+
+    def hear_if_there(notice: Notice, outbox: str, place: int) -> None:
+        if away:
+            raise Unavailable("nobody is there")
+        hear(notice, outbox, place)
+
+    monkeypatch.setattr(office, "hear", hear_if_there)
+    outlet = office.open()
+    office.write("s-2", said(([], [READY])))
+    office.write("s-1", said((results("a", 0, 1), [PARKED])), said((results("a", 0, 2), [])))
+    until(lambda: outlet.delivered == 2, "results leave")
+    assert not outlet.is_idle
+    outlet.stop()
+    assert (office.heard, outlet.error) == ([], None)
+    again = office.open()
+    office.write("s-2", said(([], [OPENED])))
+    away.clear()
+    until(lambda: again.is_idle, "all is told")
+    assert [notice for notice in office.heard if notice != PARKED] == [READY, OPENED]
+    assert PARKED in office.heard
+    again.stop()
+    assert len(office.path.read_text().splitlines()) == 2
 
 
 def test_what_is_delivered_is_trimmed_and_not_before(tmp_path: Path) -> None:

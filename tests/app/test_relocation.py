@@ -14,14 +14,16 @@ import pytest
 
 from tests.app.waiting import until
 from whimbrel.control.journal import Journal
-from whimbrel.control.orchestrator import RESTARTS, Orchestrator, StageControl
+from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
-from whimbrel.site.site import Site
+from whimbrel.site.links import Links
+from whimbrel.site.site import RESTARTS, Site
 
 OUTRIGHT, LATER, SOON = "fails at once", "does a batch and fails", "serves, and dies afterwards"
 
@@ -67,13 +69,17 @@ class House:
 
     def begin(self, running: bool) -> None:
         self.journal = Journal(self.folder / "journal.db")
-        self.sites = {name: Site(name, self.folder / name, self.maker(name)) for name in ("cloud", "edge")}
+        links = Links(["cloud", "edge"], IDEAL, self.folder, lambda _: "cloud", lambda _: MemoryLog())
+        self.sites = {name: Site(name, self.folder / name, self.maker(name), links) for name in ("cloud", "edge")}
         self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, frozenset({"gateway"}))
-        self.orchestrator = Orchestrator(self.journal, self.sites, lambda: 1)
-        self.orchestrator.stages["s"] = StageControl(self.coordinator, [], lambda *_: MemoryLog())
+        nobody: Any = None
+        self.orchestrator = Orchestrator(self.journal, self.sites, nobody, lambda: 1)
+        self.orchestrator.stages["s"] = self.coordinator
         self.orchestrator.recover()
         if running:
             self.sites["cloud"].start("s-1", wait=False)
+        for site in self.sites.values():
+            site.open()
         self.orchestrator.start()
 
     def maker(self, site: str) -> Any:
@@ -85,6 +91,8 @@ class House:
 
     def end(self) -> None:
         self.orchestrator.stop()
+        for site in self.sites.values():
+            site.close()
         self.journal.close()
 
     def relocate(self) -> str:
@@ -106,6 +114,7 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.site.site.PERIOD", 0.01)
     house = House(tmp_path)
     yield house
     house.end()
@@ -150,7 +159,7 @@ def test_a_successor_finishes_the_relocation(house: House, died_in: str) -> None
         house.sites["cloud"].stop("s-1")
         house.orchestrator.tell("s", "m1", Stopped())
     if died_in == "starting":
-        size = house.sites["edge"].take("s-1", house.sites["cloud"])
+        size = house.sites["edge"].take("s-1", "cloud")
         house.orchestrator.tell("s", "m1", Copied(size))
     assert house.orchestrator.migration("s", "m1").phase == died_in
     house.end()
@@ -190,8 +199,8 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_watch(house: House) -> No
             raise ConnectionRefusedError("no JVM")
 
     house.sites["edge"].queries["s-1"] = Odd()  # type: ignore[assignment]
-    until(lambda: house.orchestrator.error, "it is told")
-    assert isinstance(house.orchestrator.error, ConnectionRefusedError)
+    until(lambda: house.sites["edge"].error, "it is told")
+    assert isinstance(house.sites["edge"].error, ConnectionRefusedError)
     house.sites["edge"].queries.clear()
     house.sites["cloud"].queries["s-1"] = healthy
     healthy.die()  # type: ignore[attr-defined]

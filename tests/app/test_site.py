@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from whimbrel.core.errors import Unavailable
+from whimbrel.core.link import IDEAL
+from whimbrel.log import MemoryLog
+from whimbrel.site.links import Links
 from whimbrel.site.site import Site
 
 
@@ -15,9 +18,13 @@ def never(instance: str, checkpoint: Path) -> Any:
     raise AssertionError("no query is started here")
 
 
+def nowhere(folder: Path) -> Links:
+    return Links(["cloud", "edge"], IDEAL, folder, lambda _: "cloud", lambda _: MemoryLog())
+
+
 @pytest.fixture
 def cloud(tmp_path: Path) -> Site:
-    site = Site("cloud", tmp_path / "cloud", never)
+    site = Site("cloud", tmp_path / "cloud", never, nowhere(tmp_path))
     for name, text in {
         "offsets/0": "first",
         "state/0/1.delta": "delta",
@@ -32,7 +39,7 @@ def cloud(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def edge(tmp_path: Path) -> Site:
-    return Site("edge", tmp_path / "edge", never)
+    return Site("edge", tmp_path / "edge", never, nowhere(tmp_path))
 
 
 def files(site: Site) -> dict[str, str]:
@@ -44,7 +51,7 @@ WHOLE = {"s-1/offsets/0": "first", "s-1/state/0/1.delta": "delta"}
 
 
 def test_a_checkpoint_is_copied_whole_without_what_was_being_written(cloud: Site, edge: Site) -> None:
-    assert edge.take("s-1", cloud) == len("first") + len("delta")
+    assert edge.take("s-1", "cloud") == len("first") + len("delta")
     assert files(edge) == WHOLE
     assert len(files(cloud)) == 4, "the origin keeps its own: the move may still come back"
 
@@ -55,13 +62,13 @@ def test_a_copy_is_repeated_over_whatever_an_earlier_try_left(cloud: Site, edge:
         path.parent.mkdir(parents=True)
         path.write_text("stale")
     for _ in range(2):
-        edge.take("s-1", cloud)
+        edge.take("s-1", "cloud")
         assert files(edge) == WHOLE
 
 
 def test_a_copy_that_fails_leaves_nothing_that_looks_like_a_checkpoint(cloud: Site, edge: Site) -> None:
     with pytest.raises(Unavailable, match="s-9 cannot be copied to edge"):
-        edge.take("s-9", cloud)
+        edge.take("s-9", "cloud")
     assert not edge.checkpoint("s-9").exists()
 
 

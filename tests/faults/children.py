@@ -65,7 +65,8 @@ class Child:
 
     def kill(self) -> None:
         """Kill it, its JVM and its workers at once: as if the machine had failed."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended, and maybe not all that it started
+            os.killpg(self.process.pid, signal.SIGKILL)
         for pid in self.alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ class Standing:
     """In place of a query: it can be started and stopped, and does nothing else."""
 
     progress: tuple[float, ...] = ()
-    period_ms = batch_ms = 500.0
+    trigger_ms = batch_ms = 500.0
     backlog = 0
     exception = None
     is_drained = False

@@ -13,9 +13,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from whimbrel.core.record import Kind
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
+from whimbrel.log.reading import Offset, halt, hurry
 from whimbrel.spark.processor import HURRY, OUTGOING
 from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import InboxReader, Offset, Reading, halt, hurry
+from whimbrel.spark.source import InboxReader, Reading
 
 LONG, SHORT = 60_000, 300
 ALL = ReadMaxRows(100)

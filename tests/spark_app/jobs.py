@@ -151,7 +151,7 @@ def running(folder: Path, spark: SparkSession, ballast: int = 20_000, **options:
     pipeline.stage("chain", Chain(ballast)).sink(wb.JsonLines(out))
     app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=True, spark=spark, **options)
     try:
-        until(lambda: len(app.stages["chain"].gateway.keys) == KEYS, "all keys have come")
+        until(lambda: len(app.stages["chain"].keys.now()) == KEYS, "all keys have come")
         yield Job(app, out, data, ending)
     finally:
         ending.append(True)

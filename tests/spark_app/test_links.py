@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, KEYS, Job, running
-from whimbrel.runtime import BUDGET, LEAST_BUDGET
+from whimbrel.control.stage import BUDGET, LEAST_BUDGET
 
 pytestmark = pytest.mark.spark
 
@@ -72,7 +72,7 @@ def test_a_cut_during_a_live_move_delays_it_and_mending_finishes_it(job: Job) ->
     assert held["cut"]
     assert links(job)[1]["sent_bytes"] == held["sent_bytes"]
     assert not handle.migrations[0].is_over
-    assert not job.app.links.is_idle
+    assert not job.app.links.is_idle()
     job.app.mend(*BETWEEN)
     assert handle.wait(60).outcome == "done"
     assert links(job)[1]["sent_bytes"] - before == handle.migrations[0].sent_bytes
@@ -90,5 +90,5 @@ def test_an_abort_leaves_nothing_under_way_and_the_next_move_succeeds(job: Job) 
 
 def test_all_results_are_exact_after_all_of_this(job: Job) -> None:
     assert job.finish() == EXACT
-    assert job.app.links.is_idle
+    assert job.app.links.is_idle()
     assert job.app.status()["records"]["delivered"] == job.sent

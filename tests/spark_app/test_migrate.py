@@ -112,7 +112,7 @@ def test_an_abort_after_the_end_has_no_effect(job: Job) -> None:
     assert handle.abort("too late").wait(0).outcome == "done"
     assert [migration.reason for migration in handle.migrations] == [None]
     owners = job.app.stages["chain"].coordinator.table.owners
-    assert {key for key in job.app.stages["chain"].gateway.keys if owners[key] == "chain-2"} == {"k00", "k03", "k07"}
+    assert {key for key in job.app.stages["chain"].keys.now() if owners[key] == "chain-2"} == {"k00", "k03", "k07"}
     assert job.app.migrate("chain", to="edge-1", keys=["k00", "k07"]).is_noop
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from whimbrel import app as application
-from whimbrel.app import TRIGGER
 from whimbrel.bench import picture, report
 from whimbrel.bench.measure import Release, span
 from whimbrel.bench.witness import FAULTS, Witness
 from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.pipeline import Items, Pipeline
+from whimbrel.roles.site import TRIGGER
 
 SITES = ("cloud", "edge-1", "edge-2")
 STAGE = "speed"

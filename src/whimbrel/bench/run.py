@@ -25,6 +25,7 @@ from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.pipeline import Pipeline
+from whimbrel.roles.site import TRIGGER
 
 SITES = ("cloud", "edge-1")
 STAGE = "count"
@@ -58,7 +59,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of a move to the other site: so many instances share the keys at the first one, if this version can."""
     link: str | None = None
     """Between the two sites, as `run(links=...)` takes it."""
-    trigger: str = application.TRIGGER
+    trigger: str = TRIGGER
     """How often a site starts a micro-batch at most."""
     spike: tuple[float, float] | None = None
     """From the order on: so many times the rate, for so many seconds."""

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from whimbrel.app import TRIGGER, App
+from whimbrel.app import App
 from whimbrel.bench import demo as scene
 from whimbrel.bench import report
+from whimbrel.roles.site import TRIGGER
 
 
 def demo(

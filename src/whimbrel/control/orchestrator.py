@@ -1,51 +1,34 @@
 """The orchestrator: knows the stages, sites and migrations; decides, journals, and only then lets it be done.
 
 Off the data path: if it dies, data keeps flowing, and whoever starts from its journal finishes what it had ordered.
-One thread carries commands out, in order; events come in from any thread.
+One thread carries commands out, those of one migration in their order; events come in from any thread.
 """
 
 from __future__ import annotations
 
-import queue
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from whimbrel.control.journal import Journal
 from whimbrel.control.orders import Request
+from whimbrel.control.ports import GatewayPort, SitePort
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Retry, Unavailable, UnknownName
+from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
-from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
-from whimbrel.log.contract import Appendable, Lane
-from whimbrel.site.site import Site
 
 PERIOD = 0.2
-RESTARTS = 3
-PATIENCE = 300.0
-"""An instance whose query dies more than so often within so many seconds is left alone."""
 DEADLINE = 120.0
 """Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
-
-
-@dataclass
-class StageControl:
-    """What the orchestrator can reach of one stage."""
-
-    coordinator: Coordinator
-    gateways: list[Gateway]
-    inbox_of: Callable[[str, str], Appendable]
-    """The way that posts of one instance go to another one's inbox."""
-    failures: dict[str, list[float]] = field(default_factory=dict)
-    """By instance: when its query has died, lately."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +48,22 @@ class Orchestrator:
     def __init__(
         self,
         journal: Journal,
-        sites: dict[str, Site],
+        sites: Mapping[str, SitePort],
+        gateway: GatewayPort,
         clock_us: Callable[[], int],
-        carry: Callable[[str, str, int, threading.Event], None] = lambda *way: None,
+        chores: Callable[[], None] = lambda: None,
     ) -> None:
-        """`carry`: lets a checkpoint of some size take the way between two sites."""
-        self.journal, self.sites, self._clock_us, self._carry = journal, sites, clock_us, carry
-        self.stages: dict[str, StageControl] = {}
+        """`chores`: what else there is to do, several times a second."""
+        self.journal, self.sites, self.gateway, self._clock_us, self._chores = journal, sites, gateway, clock_us, chores
+        self.stages: dict[str, Coordinator] = {}
         self.error: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._todo: queue.Queue[tuple[str, str, Command]] = queue.Queue()
+        self._todo: list[tuple[str, str, Command]] = []
         self._deadlines: dict[tuple[str, str], float] = {}
         self._patience: dict[tuple[str, str], float] = {}
         """How long migrations may take that have not begun."""
+        self._left: set[str] = set()
+        """Instances that keep failing, about which the word is out."""
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._carry_out_all, name="orchestrator", daemon=True),
@@ -90,8 +76,7 @@ class Orchestrator:
         """Take in what the journal knows, and say again what may not have been heard."""
         with self._changed:
             for migration in self.journal.migrations():
-                control = self.stages[migration.move.stage]
-                self._queue(migration, control.coordinator.adopt(migration))
+                self._queue(migration, self.stages[migration.move.stage].adopt(migration))
                 self._note_deadline(migration)
             for stage in self.stages:
                 self._tell_due(stage)
@@ -149,7 +134,7 @@ class Orchestrator:
                     self.journal.write(*planned, answer=answer)
             except Unavailable:  # what is not journalled has not happened
                 for migration in planned:
-                    del self.stages[migration.move.stage].coordinator.migrations[migration.move.id]
+                    del self.stages[migration.move.stage].migrations[migration.move.id]
                 raise
             for migration, todo in zip(planned, commands, strict=True):
                 self._patience[migration.move.stage, migration.move.id] = deadline
@@ -161,14 +146,14 @@ class Orchestrator:
 
     def _plan(self, orders: Sequence[Order], why: Sequence[str]) -> tuple[list[Migration], list[list[Command]]]:
         """The migrations of some orders, taken in, and what each begins with. Changes nothing if one cannot be done."""
-        number = sum(len(control.coordinator.migrations) for control in self.stages.values()) + 1
+        number = sum(len(coordinator.migrations) for coordinator in self.stages.values()) + 1
         planned: list[Migration] = []
         for order in orders:
-            coordinator, id = self.stages[order.stage].coordinator, f"m{number + len(planned)}"
+            coordinator, id = self.stages[order.stage], f"m{number + len(planned)}"
             planned += coordinator.plan(order.wanted, order.site, order.protocol, id, **order.options)
         for migration in planned:
             migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
-        return planned, [self.stages[m.move.stage].coordinator.start(m, self._clock_us()) for m in planned]
+        return planned, [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
 
     def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
         """A notice of an instance."""
@@ -182,28 +167,34 @@ class Orchestrator:
             self._changed.notify_all()
 
     def _tell(self, stage: str, id: str, event: Event) -> None:
-        coordinator = self.stages[stage].coordinator
+        coordinator = self.stages[stage]
+        before = copy.deepcopy(coordinator.migrations.get(id))
         commands = coordinator.handle(id, event, self._clock_us())
         migration = coordinator.migrations[id]
-        self.journal.write(migration)
+        try:
+            self.journal.write(migration)
+        except Unavailable:  # what is not journalled has not happened
+            for name in migration.__struct_fields__:
+                setattr(migration, name, getattr(before, name))
+            raise
         if isinstance(event, machine.Ordered):
             self._note_deadline(migration)
         self._queue(migration, commands)
 
     def _tell_due(self, stage: str) -> None:
-        while due := self.stages[stage].coordinator.due():
+        while due := self.stages[stage].due():
             for id, event in due:
                 self._tell(stage, id, event)
 
     def migration(self, stage: str, id: str) -> Migration:
         """One migration, as it is now."""
         with self._changed:
-            return self.stages[stage].coordinator.migrations[id]
+            return self.stages[stage].migrations[id]
 
     def engaged(self, stage: str) -> tuple[set[str], set[str]]:
         """Which instances take part in a migration, and which own keys, at one moment."""
         with self._changed:
-            coordinator = self.stages[stage].coordinator
+            coordinator = self.stages[stage]
             moves = [migration.move for migration in coordinator.unsettled()]
             owners = coordinator.table.owners
             return {end for m in moves for end in (m.source, m.destination)}, {*owners.by_bin, *owners.by_key.values()}
@@ -211,7 +202,7 @@ class Orchestrator:
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""
         with self._changed:
-            migrations = self.stages[stage].coordinator.migrations.values()
+            migrations = self.stages[stage].migrations.values()
             return any(m.move.protocol == "restart" and m.move.source == instance and not m.is_over for m in migrations)
 
     def wait(self, stage: str, ids: list[str], timeout: float | None, *, warm: bool = False) -> bool:
@@ -230,67 +221,82 @@ class Orchestrator:
     # ── Deeds ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _queue(self, migration: Migration, commands: list[Command]) -> None:
-        for command in commands:
-            self._todo.put((migration.move.stage, migration.move.id, command))
+        with self._changed:
+            self._todo += [(migration.move.stage, migration.move.id, command) for command in commands]
+            self._changed.notify_all()
 
     def _carry_out_all(self) -> None:
         while not self._stopping.is_set():
-            try:
-                stage, id, command = self._todo.get(timeout=PERIOD)
-            except queue.Empty:
-                continue
-            try:
-                self._carry_out(stage, id, command)
-            except Retry as error:
-                self._answer_failure(stage, id, command, error)
-            except Exception as error:
-                with self._changed:
-                    self.error = error
-                    self._changed.notify_all()
+            with self._changed:
+                if not self._todo:
+                    self._changed.wait(PERIOD)
+                todo = [*self._todo]
+            waiting: set[str] = set()
+            for stage, id, command in todo:
+                # What comes behind a command that has to be repeated comes behind it then, too.
+                if id not in waiting and not self._stopping.is_set() and not self._is_done(stage, id, command):
+                    waiting.add(id)
+            if waiting:
+                self._stopping.wait(PERIOD)
+
+    def _is_done(self, stage: str, id: str, command: Command) -> bool:
+        """Carry a command out; whether it is done with, or to be repeated."""
+        try:
+            self._carry_out(stage, id, command)
+        except Retry as error:
+            nothing_happened = isinstance(error, Unavailable)
+            if not nothing_happened or not isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
+                return False  # a log that cannot be written now, an instance that ran there already
+            self._stopping.wait(PERIOD)
+            self.tell(stage, id, Failed(str(error)))
+        except Exception as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+        with self._changed:
+            self._todo.remove((stage, id, command))
+        return True
 
     def _carry_out(self, stage: str, id: str, command: Command) -> None:
-        control = self.stages[stage]
         migration = self.migration(stage, id)
         match command:
             case Begin() | Cutover() | Abort():
-                for gateway in control.gateways:
-                    gateway.command(command)
+                self.gateway.command(stage, command)
             case machine.Announce(kind, move, instance):
-                _post(control.inbox_of(instance, instance), kind, wire.pack(move), f"coordinator/{id}/{kind.name}")
-            case machine.Forget(move) if move.destination in control.coordinator.sites:  # or it has been scaled away
-                inbox = control.inbox_of(move.source, move.destination)  # behind all parcels that are under way
-                _post(inbox, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
+                self._post(stage, instance, instance, kind, wire.pack(move), f"coordinator/{id}/{kind.name}")
+            case machine.Forget(move) if move.destination in self.stages[stage].sites:  # or it has been scaled away
+                # Behind all parcels that are under way.
+                self._post(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 self.sites[migration.from_site].stop(instance)
                 self.tell(stage, id, Stopped())
             case machine.CopyCheckpoint(instance, site):
-                size = self.sites[site].take(instance, self.sites[migration.from_site])
-                self._carry(migration.from_site, site, size, self._stopping)
+                size = self.sites[site].take(instance, migration.from_site)
+                self._stopping.wait(self.sites[migration.from_site].carry(site, size))
                 self.tell(stage, id, Copied(size))
             case machine.StartInstance(instance, site):
-                for other in self.sites.values():
-                    if other.name != site:
-                        other.stop(instance)
+                for other in {migration.from_site, migration.to_site} - {site}:
+                    self.sites[other].stop(instance)
                 self.sites[site].start(instance)
                 self.tell(stage, id, Started(site))
 
-    def _answer_failure(self, stage: str, id: str, command: Command, error: Retry) -> None:
-        self._stopping.wait(PERIOD)
-        nothing_happened = isinstance(error, Unavailable)
-        if nothing_happened and isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
-            self.tell(stage, id, Failed(str(error)))
-        else:  # a log that cannot be written now, an instance that ran there already: repeated until it works
-            self._todo.put((stage, id, command))
+    def _post(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
+        """Tell all parts of an instance something, once, by the way that another one's posts take to it."""
+        places = self.stages[stage].sites
+        site = self.sites[places.get(source, places[destination])]
+        site.post(source, destination, codec.encode_posts([(kind, EVERY_BIN, body)]), 1, writer, 0)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
         while not self._stopping.wait(PERIOD):
-            try:
-                self._check_deadlines()
-                self._check_queries()
-            except Exception as error:  # whatever it is, it must be told, and the watch goes on
-                self.error = error
+            for duty in (self._check_deadlines, self._check_instances, self._chores):
+                try:
+                    duty()
+                except Retry:  # somebody is not there now
+                    pass
+                except Exception as error:  # whatever it is, it must be told, and the watch goes on
+                    self.error = error
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -301,36 +307,21 @@ class Orchestrator:
                 del self._deadlines[stage, id]
                 self.tell(stage, id, Abandoned("its deadline has passed"))
 
-    def _check_queries(self) -> None:
-        """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
-        for site in self.sites.values():
-            for instance, query in list(site.queries.items()):
-                if query.is_active or query.exception is None:  # first: one that was stopped may be nobody's by now
-                    continue
-                stage, control = self._stage_of(instance)
-                if self.is_relocating(stage, instance):
-                    continue
-                now = time.monotonic()
-                failures = [moment for moment in control.failures.get(instance, ()) if now - moment < PATIENCE]
-                control.failures[instance] = [*failures, now]
-                if len(failures) < RESTARTS:
-                    site.start(instance, wait=False)
-                else:
-                    self._give_up(stage, control, instance, f"{instance} at {site.name} keeps failing")
+    def _check_instances(self) -> None:
+        """Moves to an instance that keeps dying are called off."""
+        failed = {name: why for site in self.sites.values() for name, why in site.failed().items()}
+        for name, why in failed.items():
+            if name not in self._left:
+                self._abandon(lambda move, _, to=name: move.destination == to, why)  # type: ignore[misc]
+                self.error = self.error or Unavailable(f"{why}; see app.status()")
+        self._left = set(failed)
 
-    def _give_up(self, stage: str, control: StageControl, instance: str, reason: str) -> None:
-        for migration in list(control.coordinator.migrations.values()):
-            if not migration.is_over and migration.move.destination == instance:
-                self.tell(stage, migration.move.id, Abandoned(reason))
-        self.error = self.error or Unavailable(f"{reason}; see app.status()")
+    def abandon(self, site: str, reason: str) -> None:
+        """Call off whatever moves from or to a site, as far as it can be."""
+        self._abandon(lambda _, sites: site in sites, reason)
 
-    def _stage_of(self, instance: str) -> tuple[str, StageControl]:
-        for name, control in self.stages.items():
-            if instance in control.coordinator.sites:
-                return name, control
-        raise UnknownName("instance", instance, [])
-
-
-def _post(inbox: Appendable, kind: Kind, body: bytes, writer: str) -> None:
-    """Tell all parts of an instance something, once."""
-    inbox.append(codec.encode_posts([(kind, EVERY_BIN, body)]), count=1, writer=writer, counter=0, lane=Lane.CONTROL)
+    def _abandon(self, concerned: Callable[[Move, tuple[str, str]], bool], reason: str) -> None:
+        for stage, coordinator in self.stages.items():
+            for migration in list(coordinator.migrations.values()):
+                if not migration.is_over and concerned(migration.move, (migration.from_site, migration.to_site)):
+                    self.tell(stage, migration.move.id, Abandoned(reason))

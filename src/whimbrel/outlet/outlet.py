@@ -5,7 +5,8 @@
 
 Positions, gate, sinks and notices are committed as one: a crash takes all of them back to the same point. A notice is
 told after that: were the orchestrator to act on it before, the next epoch of a key could be closed, and after a crash
-the gate would meet its end before that of the epoch before.
+the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
+results do not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import count
 import msgspec
 
 from whimbrel.core import wire
+from whimbrel.core.errors import Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.record import Closed, Notice, Outgoing, Result
 from whimbrel.log import codec
@@ -27,6 +29,9 @@ from whimbrel.outlet.sinks import Mark, Sink
 Watch = Callable[[list[Result], int], None]
 """Sees released results and the moment of their release, for figures only."""
 
+
+RETRY = 0.2
+"""Seconds until a notice is told again that nobody has heard."""
 
 Heard = tuple[Notice, str, int]
 """A notice, the outbox it lies in, and its place there."""
@@ -56,7 +61,7 @@ class Outlet:
         watch: Watch = lambda results, now_us: None,
     ) -> None:
         """`outboxes` may grow while it runs. `hear` is told each notice with its outbox and its place there, by which
-        one that is heard again after a crash can be known."""
+        one that is heard again after a crash can be known; it raises `Retry` if nobody is there to hear it."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
         self.gate = Gate()
@@ -71,6 +76,8 @@ class Outlet:
         self._committed = time.monotonic()
         self._dirty: dict[str, int] = {}
         self._untold: list[Heard] = []
+        self._try_at = 0.0
+        """When to try again to tell what nobody has heard."""
         self._told = False
         """Something was told since the last commit, and would be told again after a crash."""
         self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
@@ -122,6 +129,7 @@ class Outlet:
                 worked = self._pass()
                 if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
                     self._commit()
+                if not self._dirty:
                     self._tell()
                 if stopping and not worked:
                     if self._told:
@@ -163,8 +171,13 @@ class Outlet:
         return []
 
     def _tell(self) -> None:
-        while self._untold:
-            self._hear(*self._untold[0])
+        """Tell what is committed, as far as somebody hears it."""
+        while self._untold and time.monotonic() >= self._try_at:
+            try:
+                self._hear(*self._untold[0])
+            except Retry:
+                self._try_at = time.monotonic() + RETRY
+                return
             del self._untold[0]
             self._told = True
 
@@ -174,5 +187,6 @@ class Outlet:
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():
-            self.outboxes[name].trim(position)
+            if name in self.outboxes:
+                self.outboxes[name].trim(position)
         self._dirty, self._told, self._committed = {}, False, time.monotonic()

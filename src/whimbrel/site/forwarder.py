@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Retry
+from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
 from whimbrel.log.codec import ROWS, encode_posts, posts
@@ -34,6 +34,8 @@ AHEAD_US = 50_000
 """How long before the link is free the next entry is fetched."""
 PATIENCE = 0.2
 """Seconds until something that could not be delivered is tried again."""
+LOOK = 1.0
+"""Seconds between looks for what another process has appended."""
 WHOLE = ROWS - 1
 """The number of an entry's last piece: above every place that a post can have."""
 
@@ -56,21 +58,55 @@ def number(counter: int, place: int = WHOLE) -> int:
     return counter * ROWS + place
 
 
-class Forwarder:
+class Spool:
+    """A spool, as those see it who append to it. Its forwarder may run in another process."""
+
+    def __init__(self, log: Log) -> None:
+        self.spool = log
+
+    def append(self, sending: Sending) -> int | None:
+        """Take posts over. A spool counts bytes where other logs count records: its backlog is what is under way."""
+        return self.spool.append(
+            wire.pack(sending),
+            count=size_of(posts(sending.posts)),
+            writer=f"{sending.writer} to {sending.destination}",
+            counter=sending.counter,
+        )
+
+    @property
+    def done(self) -> int:
+        """The first position that has not arrived whole."""
+        return self.spool.head()
+
+    def tail(self) -> int:
+        """The first position that nobody has written yet."""
+        return self.spool.tail()
+
+    def sendings(self) -> list[tuple[int, Sending]]:
+        """What has not arrived whole, each with its position."""
+        start = self.done
+        while True:
+            try:
+                return [(entry.position, wire.unpack(entry.blob, Sending)) for entry in self.spool.read(start)]
+            except Trimmed as gone:  # some of it has arrived just now
+                start = gone.head
+
+
+class Forwarder(Spool):
     """One direction of a link. `step` does what is due; `start` lets a thread do so all the time."""
 
     def __init__(self, name: str, link: Link, spool: Log, inbox_of: Callable[[str], Log]) -> None:
-        self.name, self.link, self.spool, self._inbox_of = name, link, spool, inbox_of
+        super().__init__(spool)
+        self.name, self.link, self._inbox_of = name, link, inbox_of
         self.is_cut = False
         self.error: Exception | None = None
         self.sent = 0
         """Bytes that have gone through, with those that went out again."""
-        self.done = spool.head()
-        """The first position of the spool that has not arrived whole."""
+        self._done = spool.head()
         self._through = 0  # bytes of that entry which have arrived
         self._left: int | None = None  # bytes under way when it was stopped: its file may be gone since
         self._way: deque[_Piece] = deque()
-        self._taken, self._line, self._random = self.done, Line(), Random(name)
+        self._taken, self._line, self._random = self._done, Line(), Random(name)
         self._lock = threading.Lock()
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -89,15 +125,15 @@ class Forwarder:
         self.spool.close()
 
     def append(self, sending: Sending) -> int | None:
-        """Take posts over. A spool counts bytes where other logs count records: its backlog is what is under way."""
-        position = self.spool.append(
-            wire.pack(sending),
-            count=size_of(posts(sending.posts)),
-            writer=f"{sending.writer} to {sending.destination}",
-            counter=sending.counter,
-        )
+        """Take posts over."""
+        position = super().append(sending)
         self._wake.set()
         return position
+
+    @property
+    def done(self) -> int:
+        """The first position that has not arrived whole."""
+        return self._done
 
     def cut(self, is_cut: bool) -> None:
         """Cut the link, or mend it. What is on it then is sent again; once cut, nothing more arrives."""
@@ -118,10 +154,6 @@ class Forwarder:
     def is_idle(self) -> bool:
         """Whether everything has arrived."""
         return self.done >= self.spool.tail()
-
-    def sendings(self) -> list[tuple[int, Sending]]:
-        """What has not arrived whole, each with its position."""
-        return [(entry.position, wire.unpack(entry.blob, Sending)) for entry in self.spool.read(self.done)]
 
     # ── Under way ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,8 +201,8 @@ class Forwarder:
         self.sent += piece.cost
         self._through += piece.size
         if piece.place == WHOLE:
-            self.spool.trim(self.done + 1)
-            self.done, self._through = self.done + 1, 0
+            self.spool.trim(self._done + 1)
+            self._done, self._through = self._done + 1, 0
 
     def _recall(self) -> None:
         """Forget what is on the link; it is in the spool."""
@@ -190,7 +222,7 @@ class Forwarder:
                 self.error = error
                 return
             else:
-                self._wake.wait(None if due_us is None else max(due_us - _now_us(), 0) / 1e6)
+                self._wake.wait(LOOK if due_us is None else max(due_us - _now_us(), 0) / 1e6)
 
 
 class _Piece(NamedTuple):

@@ -4,7 +4,8 @@
     any other link, or a cut one    through the spool of a forwarder, one for each direction
 
 Posts of one instance to another never overtake each other: as long as some are in a spool, those behind them go
-through the same spool, though one of the two may run at another site by now, or the link be mended.
+through the same spool, though one of the two may run at another site by now, or the link be mended. Where each site is
+a process, that spool's forwarder may run in another one; it finds what is appended here.
 The gateway has no site: what it writes takes no link.
 """
 
@@ -13,17 +14,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import posts
-from whimbrel.site.forwarder import Forwarder, Sending, number, size_of
+from whimbrel.site.forwarder import Forwarder, Sending, Spool, number, size_of
+from whimbrel.site.status import LinkStatus
 
 Pair = tuple[str, str]
 """From one site to another."""
@@ -42,7 +43,7 @@ def links_of(sites: Sequence[str], given: Given) -> dict[Pair, Link]:
     for pair, link in given.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise Refused(f"a link lies between two sites: give pairs like ('cloud', 'edge-1'), not {pair!r}")
-        _check(sites, *pair)
+        check_pair(sites, *pair)
         if pair in links:
             raise Refused(f"the link between {pair[0]} and {pair[1]} is given twice; it is the same in both directions")
         links[pair] = links[pair[::-1]] = _link(link)
@@ -57,7 +58,8 @@ def _link(given: Link | str) -> Link:
     return given if isinstance(given, Link) else Link.parse(given)
 
 
-def _check(sites: Sequence[str], one: str, other: str) -> None:
+def check_pair(sites: Sequence[str], one: str, other: str) -> None:
+    """Raise if no link can lie there."""
     for site in (one, other):
         if site not in sites:
             raise UnknownName("site", site, list(sites))
@@ -66,7 +68,7 @@ def _check(sites: Sequence[str], one: str, other: str) -> None:
 
 
 class Links:
-    """All links of an application."""
+    """The links of an application: all, or those that begin `here`."""
 
     def __init__(
         self,
@@ -75,17 +77,19 @@ class Links:
         folder: Path,
         site_of: Callable[[str], str],
         inbox_of: Callable[[str], Log],
+        here: Collection[str] | None = None,
     ) -> None:
         self._sites, self._links, self._folder = sites, links_of(sites, given), folder
+        self._here = sites if here is None else here
         self._site_of, self._inbox_of = site_of, inbox_of
         self._forwarders: dict[Pair, Forwarder] = {}
         self._direct: Counter[Pair] = Counter()
-        self._last: dict[Pair, tuple[Forwarder, float]] = {}
+        self._last: dict[Pair, tuple[Spool, float]] = {}
         """By source and destination instance: the spool their posts went to last, and where in it they end."""
         self._lock = threading.Lock()
         self._running = False
         for pair, link in self._links.items():
-            if not link.is_ideal or self._spool(pair).exists():
+            if pair[0] in self._here and (not link.is_ideal or self._spool(pair).exists()):
                 self._forwarder(pair)
 
     def start(self) -> None:
@@ -112,8 +116,8 @@ class Links:
     def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
         """Append posts of an instance to another one's inbox, now or when the link has let them through."""
         pair = (self._site_of(source), self._site_of(destination))
-        forwarder = self._way(source, destination, pair)
-        if forwarder is None:
+        way = self._way(source, destination, pair)
+        if way is None:
             inbox = self._inbox_of(destination)
             at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
             if at is not None and pair[0] != pair[1]:
@@ -121,23 +125,33 @@ class Links:
                     self._direct[pair] += size_of(posts(blob))
             return at
         # An append that raises may have happened all the same.
-        self._last[source, destination] = forwarder, math.inf
-        at = forwarder.append(Sending(source, destination, writer, counter, blob))
-        self._last[source, destination] = forwarder, forwarder.spool.tail()
+        self._last[source, destination] = way, math.inf
+        at = way.append(Sending(source, destination, writer, counter, blob))
+        self._last[source, destination] = way, way.tail()
         return at
 
-    def _way(self, source: str, destination: str, pair: Pair) -> Forwarder | None:
+    def _way(self, source: str, destination: str, pair: Pair) -> Spool | None:
         last, end = self._last.get((source, destination), (None, 0))
         if last is not None and last.done < end:
             return last
         forwarder = self._forwarders.get(pair)
         return forwarder if forwarder and (forwarder.is_cut or not forwarder.link.is_ideal) else None
 
+    def look(self, instance: str) -> None:
+        """An instance comes here: find what it has under way on links that begin elsewhere."""
+        for pair in self._links:
+            if pair[0] not in self._here and self._spool(pair).exists():
+                self._note(Spool(EmbeddedLog(self._spool(pair))), instance)
+
+    def _note(self, spool: Spool, source: str | None = None) -> None:
+        for position, sending in spool.sendings():
+            if source in (None, sending.source):
+                self._last[sending.source, sending.destination] = spool, position + 1
+
     def _forwarder(self, pair: Pair) -> Forwarder:
         if pair not in self._forwarders:
             forwarder = Forwarder(_name(pair), self._links[pair], EmbeddedLog(self._spool(pair)), self._inbox_of)
-            for position, sending in forwarder.sendings():
-                self._last[sending.source, sending.destination] = forwarder, position + 1
+            self._note(forwarder)
             self._forwarders[pair] = forwarder
             if self._running:
                 forwarder.start()
@@ -150,24 +164,23 @@ class Links:
 
     def cut(self, one: str, other: str, *, is_cut: bool = True) -> None:
         """Let nothing through between two sites, in either direction, until the link is mended (`is_cut=False`)."""
-        _check(self._sites, one, other)
+        check_pair(self._sites, one, other)
         for pair in ((one, other), (other, one)):
-            if is_cut or pair in self._forwarders:
+            if pair[0] in self._here and (is_cut or pair in self._forwarders):
                 self._forwarder(pair).cut(is_cut)
 
-    def carry(self, origin: str, target: str, size: int, stopping: threading.Event) -> None:
-        """Let a checkpoint of so many bytes take the way between two sites: return when it would be there.
+    def carry(self, origin: str, target: str, size: int) -> float:
+        """How many seconds a checkpoint of so many bytes takes between two sites; it is counted as sent.
 
         What lies on one disk is copied at once, so that all that is left is the time it takes elsewhere.
         """
         if origin == target:
-            return
+            return 0.0
         if self.is_cut(origin, target):
             raise Unavailable(f"the link between {origin} and {target} is cut; mend it, or move later")
         with self._lock:
             self._direct[origin, target] += size
-        line = self.link(origin, target).send(size, 0, Line(), Random(size))
-        stopping.wait(line.arrives_us / 1_000_000)
+        return self.link(origin, target).send(size, 0, Line(), Random(size)).arrives_us / 1_000_000
 
     def is_cut(self, one: str, other: str) -> bool:
         """Whether nothing gets through between two places."""
@@ -176,28 +189,28 @@ class Links:
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way."""
-        return all(forwarder.is_idle for forwarder in list(self._forwarders.values()))
+    def is_idle(self, origin: str | None = None) -> bool:
+        """Whether nothing is under way, on all links or on those that begin at a site."""
+        forwarders = list(self._forwarders.items())
+        return all(forwarder.is_idle for pair, forwarder in forwarders if origin in (None, pair[0]))
 
     @property
     def error(self) -> Exception | None:
         """Why a link has stopped working for good."""
         return next((one.error for one in list(self._forwarders.values()) if one.error), None)
 
-    def status(self) -> dict[str, dict[str, Any]]:
-        """How the links are, as plain data: each direction that has carried something or has a link."""
+    def status(self, origin: str | None = None) -> dict[str, LinkStatus]:
+        """How the links are: each direction that has carried something or has a link; or only those from a site."""
         found = {}
         for pair, link in self._links.items():
             forwarder, direct = self._forwarders.get(pair), self._direct[pair]
-            if forwarder or direct:
-                found["->".join(pair)] = {
-                    "link": str(link),
-                    "cut": forwarder is not None and forwarder.is_cut,
-                    "sent_bytes": direct + (forwarder.sent if forwarder else 0),
-                    "under_way_bytes": forwarder.under_way if forwarder else 0,
-                }
+            if (forwarder or direct) and origin in (None, pair[0]):
+                found["->".join(pair)] = LinkStatus(
+                    link=str(link),
+                    cut=forwarder is not None and forwarder.is_cut,
+                    sent_bytes=direct + (forwarder.sent if forwarder else 0),
+                    under_way_bytes=forwarder.under_way if forwarder else 0,
+                )
         return found
 
 

@@ -2,62 +2,107 @@
 
     <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
 
-The site obeys; what is to run where is decided by the orchestrator.
+The site obeys; what is to run where is decided by the orchestrator. Whatever runs here and dies is started again here,
+though: that takes no decision, and must not wait for anybody.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.site.links import Links
+from whimbrel.site.status import InstanceStatus, SiteStatus, told
 from whimbrel.spark.query import StageQuery
 
 Make = Callable[[str, Path], StageQuery]
 """Makes the query of an instance over a checkpoint."""
 
+PERIOD = 0.2
+RESTARTS = 3
+PATIENCE = 300.0
+"""An instance whose query dies more than so often within so many seconds is left alone."""
+
 
 class Site:
     """One place."""
 
-    def __init__(self, name: str, folder: Path, make: Make) -> None:
-        self.name, self.folder, self._make = name, folder, make
+    def __init__(self, name: str, folder: Path, make: Make, links: Links) -> None:
+        self.name, self.folder, self._make, self.links = name, folder, make, links
         self.queries: dict[str, StageQuery] = {}
+        self.places: Mapping[str, str] = {}
+        """By instance, where it runs, as the orchestrator last said."""
+        self.error: Exception | None = None
+        self._failed: dict[str, str] = {}
+        self._deaths: dict[str, list[float]] = {}
+        self._awaited: set[str] = set()
         self._past: list[float] = []
+        self._changing = threading.RLock()
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._watch_all, name=f"site-{name}", daemon=True)
+
+    def open(self) -> None:
+        """Begin to start again what dies."""
+        self._watch.start()
+
+    def close(self) -> None:
+        """Let nothing be started again."""
+        self._closing.set()
+        if self._watch.is_alive():
+            self._watch.join()
 
     def checkpoint(self, instance: str) -> Path:
         """Where the checkpoint of an instance lies."""
         return self.folder / instance
 
-    def start(self, instance: str, *, wait: bool = True) -> None:
+    # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, instance: str, wait: bool = True) -> None:
         """Run an instance, from its checkpoint if it has one here; returns when it serves, unless told not to wait.
 
         Nothing happens if it runs. What cannot be started raises `Unavailable`, and nothing has run; what ran and then
         stopped raises `Retry`: its checkpoint has moved on, here and nowhere else.
         """
-        if instance in self.queries and self.queries[instance].is_active:
-            return
         begun = self._batches_begun(instance)
-        query = self._make(instance, self.checkpoint(instance))
-        query.start()
-        self.queries[instance] = query
+        with self._changing:
+            if instance in self.queries and self.queries[instance].is_active:
+                return
+            self._failed.pop(instance, None)
+            self._deaths.pop(instance, None)
+            if wait:
+                self._awaited.add(instance)
+            self._run(instance)
         if wait:
             try:
-                self.wait()
+                self._await(instance)
             except Unavailable as error:
                 if self._batches_begun(instance) == begun:
                     raise
                 raise Retry(f"{instance} began to run at {self.name} and stopped: {error}") from error
+            finally:
+                self._awaited.discard(instance)
+
+    def _run(self, instance: str) -> None:
+        self.links.look(instance)
+        query = self._make(instance, self.checkpoint(instance))
+        query.start()
+        self.queries[instance] = query
 
     def wait(self) -> None:
         """Until everything that was started here serves."""
-        for instance, query in list(self.queries.items()):
-            try:
-                query.wait()
-            except Unavailable:
-                self.stop(instance)
-                raise
+        for instance in list(self.queries):
+            self._await(instance)
+
+    def _await(self, instance: str) -> None:
+        try:
+            self.queries[instance].wait()
+        except Unavailable:
+            self.stop(instance)
+            raise
 
     def _batches_begun(self, instance: str) -> int:
         """The number of the last batch that Spark has planned from the checkpoint here."""
@@ -66,24 +111,99 @@ class Site:
 
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
-        query = self.queries.pop(instance, None)
+        with self._changing:
+            query = self.queries.pop(instance, None)
+            self._failed.pop(instance, None)
         if query is not None:
             query.stop()
             self._past += query.progress
 
-    def take(self, instance: str, origin: Site) -> int:
+    def take(self, instance: str, origin: str) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
         here, whole = self.checkpoint(instance), self.folder / f"{instance}.partial"
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
             # A query that has just ended may still be removing temporary files.
-            shutil.copytree(origin.checkpoint(instance), whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
+            there = self.folder.parent / origin / instance
+            shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
             whole.rename(here)
         except (OSError, shutil.Error) as error:
             raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error
         return sum(file.stat().st_size for file in here.rglob("*") if file.is_file())
 
+    def place(self, places: dict[str, str]) -> None:
+        """Hear which instance runs at which site."""
+        self.places = places
+
+    # ── Links ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """Append posts to an instance's inbox, behind all that an instance here has posted to it."""
+        self.links.post(source, destination, blob, count, writer, counter)
+
+    def carry(self, to: str, size: int) -> float:
+        """How many seconds a checkpoint of so many bytes takes from here to another site."""
+        return self.links.carry(self.name, to, size)
+
+    def cut(self, other: str, is_cut: bool = True) -> None:
+        """Let nothing through between here and another site, until the link is mended (`is_cut=False`)."""
+        self.links.cut(self.name, other, is_cut=is_cut)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is under way on the links that begin here."""
+        return self.links.is_idle(self.name)
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch_all(self) -> None:
+        while not self._closing.wait(PERIOD):
+            try:
+                for instance in list(self.queries):
+                    self._check(instance)
+            except Exception as error:  # whatever it is, it must be told, and the watch goes on
+                self.error = error
+
+    def _check(self, instance: str) -> None:
+        """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
+        with self._changing:
+            query = self.queries.get(instance)
+            if query is None or instance in self._awaited or instance in self._failed:
+                return
+            if query.is_active or query.exception is None:
+                return
+            now = time.monotonic()
+            deaths = [moment for moment in self._deaths.get(instance, ()) if now - moment < PATIENCE]
+            self._deaths[instance] = [*deaths, now]
+            if len(deaths) < RESTARTS:
+                self._run(instance)
+            else:
+                self._failed[instance] = f"{instance} at {self.name} keeps failing"
+
+    def failed(self) -> dict[str, str]:
+        """Instances that keep dying and were left alone, with the reason."""
+        return dict(self._failed)
+
+    def status(self) -> SiteStatus:
+        """How things are here."""
+        return SiteStatus(
+            instances={name: _status(query) for name, query in list(self.queries.items())},
+            links=self.links.status(self.name),
+            failed=self.failed(),
+            error=told(self.error or self.links.error),
+        )
+
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
         return self._past + [ms for query in list(self.queries.values()) for ms in query.progress]
+
+
+def _status(query: StageQuery) -> InstanceStatus:
+    return InstanceStatus(
+        running=query.is_active,
+        batch_ms=query.batch_ms,
+        trigger_ms=query.trigger_ms,
+        backlog=query.backlog,
+        max_records=query.spec.max_records,
+        error=told(query.exception),
+    )

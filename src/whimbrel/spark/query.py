@@ -32,7 +32,7 @@ from whimbrel.core.errors import Conflict, Refused, Unavailable
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind
-from whimbrel.log import Appendable, Lane, Log
+from whimbrel.log import Appendable, Lane, Log, reading
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.events import OWN_NAMES
@@ -40,7 +40,7 @@ from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
 from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import FORMAT, LANES, InboxSource, Reading, applied_by, clear, halt, hurry, open_log
+from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
 
 Prepare = Callable[[DataFrame], DataFrame]
 """A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
@@ -85,7 +85,8 @@ class StageQuery:
         self.spark, self.spec, self.checkpoint = spark, spec, str(checkpoint)
         self._inbox, self._outbox, self._inbox_of, self._appended = str(inbox), outbox, inbox_of, appended
         self._query: StreamingQuery | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="whimbrel-")
+        self._folder = reading.reading_of(inbox)
+        self._nearby = tempfile.TemporaryDirectory(prefix="whimbrel-")
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,10 +94,10 @@ class StageQuery:
         """Start, from the checkpoint if there is one."""
         if self.is_active:
             raise Conflict(f"instance {self.spec.name} is running already")
-        clear(self._folder.name)
+        reading.clear(self._folder)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, partial(hurry, self._folder.name))
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, partial(reading.hurry, self._folder))
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -122,7 +123,7 @@ class StageQuery:
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         wanted = log.tail(Lane.CONTROL)
         deadline = time.monotonic() + timeout
-        while (applied_by(self._folder.name) or {"control": 0})["control"] < wanted:
+        while (reading.applied_by(self._folder) or {"control": 0})["control"] < wanted:
             if not self.is_active:
                 raise Unavailable(f"instance {self.spec.name} has ended: {self.exception or 'it was stopped'}")
             if time.monotonic() > deadline:
@@ -139,7 +140,7 @@ class StageQuery:
         query = self._query
         if query is None:
             return
-        halt(self._folder.name)
+        reading.halt(self._folder)
         deadline = time.monotonic() + timeout
         while query.isActive and not _is_idle(query) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -179,15 +180,12 @@ class StageQuery:
     @property
     def is_drained(self) -> bool:
         """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
-        log = open_log(self._inbox)
-        return applied_by(self._folder.name) == {name: log.tail(lane) for name, lane in LANES.items()}
+        return reading.is_drained(open_log(self._inbox), self._folder)
 
     @property
     def backlog(self) -> int:
         """How many records wait in the inbox."""
-        log = open_log(self._inbox)
-        reached = applied_by(self._folder.name)
-        return log.backlog(reached["data"] if reached else log.head())
+        return reading.backlog(open_log(self._inbox), self._folder)
 
     @property
     def batch_ms(self) -> float:
@@ -195,19 +193,15 @@ class StageQuery:
         return median(self.progress or [0.0])
 
     @property
-    def period_ms(self) -> float:
-        """How long from one micro-batch to the next, about: as long as one takes, or as the trigger says."""
-        return max(self.batch_ms, self._pace_ms)
-
-    @property
-    def _pace_ms(self) -> float:
+    def trigger_ms(self) -> float:
+        """How long from the start of one micro-batch to that of the next, at least."""
         return float(pd.Timedelta(self.spec.trigger.removeprefix("interval")).total_seconds() * 1000)
 
     # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _results(self) -> DataFrame:
         spec = self.spec
-        processor = self.processor_type(spec.name, ship(spec.operator), spec.groups, self._folder.name)
+        processor = self.processor_type(spec.name, ship(spec.operator), spec.groups, self._nearby.name)
         return (
             self._bundles()
             .groupBy("_group")
@@ -217,17 +211,17 @@ class StageQuery:
     def _bundles(self) -> DataFrame:
         spec = self.spec
         self.spark.dataSource.register(InboxSource)
-        reading = Reading(
+        told = Reading(
             self._inbox,
             spec.schema,
             spec.groups,
             spec.max_records,
             rows=spec.prepare is not None,
             trim=spec.trim,
-            pace_ms=round(self._pace_ms),
-            folder=self._folder.name,
+            pace_ms=round(self.trigger_ms),
+            folder=self._folder,
         )
-        source = self.spark.readStream.format(FORMAT).options(**reading.options()).load()
+        source = self.spark.readStream.format(FORMAT).options(**told.options()).load()
         if spec.prepare is None:
             return source
         prepared = spec.prepare(source.where("_kind = 0"))

@@ -15,12 +15,9 @@ driver, `read` in a task.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from whimbrel.log import EmbeddedLog, Entry, Lane, Log
 from whimbrel.log.codec import ROWS, decode, entry_schema
+from whimbrel.log.reading import LANES, Offset, is_halted, is_hurried, note_applied
 from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.events import PLACE
 
@@ -46,8 +44,6 @@ TRIM_EVERY = 64
 GLANCE = 0.02
 """Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
 
-Offset = dict[str, int]
-LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
 NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
 
 
@@ -65,7 +61,7 @@ class Reading:
     pace_ms: int = 0
     """Least time from the beginning of a batch to that of the next."""
     folder: str = ""
-    """Where the reader and whoever started the query tell each other things; see the end of this file."""
+    """Where the reader says how far it is, and is told to halt (log/reading.py)."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
@@ -122,7 +118,7 @@ class InboxReader(DataSourceStreamReader):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if self.reading.folder and start != self._applied:  # Spark asks when all before it is committed
-            _note_applied(self.reading.folder, start)
+            note_applied(self.reading.folder, start)
             self._applied = start
         log = open_log(self.reading.path)
         if not self._awaits(log, start):
@@ -135,19 +131,19 @@ class InboxReader(DataSourceStreamReader):
         """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
         pace = self.reading.pace_ms / 1000
         due, end = self._began + pace, time.monotonic() + pace
-        while not self._told(HALT):
+        while not self._told(is_halted):
             now = time.monotonic()
             if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
                 return True
-            if self._told(HURRY) and log.backlog(start["control"], Lane.CONTROL):
+            if self._told(is_hurried) and log.backlog(start["control"], Lane.CONTROL):
                 return True
             if now >= max(due, end):
                 return False
             time.sleep(GLANCE)
         return False
 
-    def _told(self, what: str) -> bool:
-        return bool(self.reading.folder) and os.path.exists(os.path.join(self.reading.folder, what))
+    def _told(self, what: Callable[[str], bool]) -> bool:
+        return bool(self.reading.folder) and what(self.reading.folder)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         return [Range(start, end)] if start != end else []
@@ -221,47 +217,3 @@ def open_log(path: str) -> Log:
     if log is None:
         log = _logs[path] = EmbeddedLog(Path(path), create=True)
     return log
-
-
-# ── Between a reader and whoever started the query ───────────────────────────────────────────────────────────────────
-# Spark has no way to ask a reader anything, and runs it in a process of its own on the driver's machine. So both share
-# a folder: `halt` is there while nothing new may be read, `hurry` while keys stand still for what comes through the
-# control lane, `applied` holds the offset up to which everything is done.
-
-HALT, HURRY, APPLIED = "halt", "hurry", "applied"
-
-
-def halt(folder: str) -> None:
-    """Let the query fall idle after the batch under way."""
-    Path(folder, HALT).touch()
-
-
-def hurry(folder: str, hurries: bool) -> None:
-    """Let what comes through the control lane begin a batch at once, or no more."""
-    if hurries:
-        Path(folder, HURRY).touch()
-    else:
-        Path(folder, HURRY).unlink(missing_ok=True)
-
-
-def clear(folder: str) -> None:
-    """Forget what was said before: a query is about to start."""
-    for name in (HALT, HURRY, APPLIED):
-        Path(folder, name).unlink(missing_ok=True)
-
-
-def applied_by(folder: str) -> Offset | None:
-    """The offset up to which the query has applied and written everything; None if it has not said yet."""
-    try:
-        offset: Offset = json.loads(Path(folder, APPLIED).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return offset
-
-
-def _note_applied(folder: str, offset: Offset) -> None:
-    draft = Path(folder, f"{APPLIED}.draft")
-    # The folder goes when whoever started the query does, maybe before this process notices.
-    with suppress(FileNotFoundError):
-        draft.write_text(json.dumps(offset), encoding="utf-8")
-        draft.replace(Path(folder, APPLIED))

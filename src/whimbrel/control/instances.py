@@ -1,4 +1,4 @@
-"""The instances of one stage: which there are, at which site, with which logs; who is new, and who is to leave.
+"""The instances of one stage: which there are, at which site; who is new, and who is to leave.
 
 Two snapshots in the journal say it. `instances/<stage>` has those that there are; `gone/<stage>` has those that have
 left, whose names are not given again, and those that are to leave. Who is to leave goes when it has nothing any more;
@@ -9,48 +9,48 @@ leave until the order that fills it is journalled, and an old one before the ord
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from whimbrel.control.journal import Journal
+from whimbrel.control.ports import SitePort
 from whimbrel.core import wire
-from whimbrel.log import EmbeddedLog
 
-if TYPE_CHECKING:
-    from whimbrel.app import App
+Engaged = Callable[[], tuple[set[str], set[str]]]
+"""Which instances take part in a migration, and which own keys, at one moment."""
 
 
 class Instances:
     """The instances of one stage."""
 
-    def __init__(self, app: App, stage: str) -> None:
-        self.app, self.stage = app, stage
-        self.inboxes: dict[str, EmbeddedLog] = {}
-        self.outboxes: dict[str, EmbeddedLog] = {}
-        placed, gone = (app.journal.load(f"{name}/{stage}") for name in ("instances", "gone"))
-        self.sites = wire.unpack(placed, dict[str, str]) if placed else {}
+    def __init__(
+        self,
+        stage: str,
+        journal: Journal,
+        ports: Mapping[str, SitePort],
+        engaged: Engaged,
+        placed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ports`: the sites. `placed` is called whenever an instance has come or gone."""
+        self.stage, self._journal, self._ports = stage, journal, ports
+        self._engaged, self._placed = engaged, placed
+        found, gone = (journal.load(f"{name}/{stage}") for name in ("instances", "gone"))
+        self.sites = wire.unpack(found, dict[str, str]) if found else {}
         """By instance, where it runs. The coordinator has the same dictionary."""
         self._gone = wire.unpack(gone, list[str]) if gone else []
+        self.past = [name for name in self._gone if name not in self.sites]
+        """Those that had left before this start: what they have left behind may be removed."""
         self._deciding = threading.Lock()
-        for name in self._gone:
-            if name not in self.sites:
-                app.remove(name)
-        for site in app.sites:
+        for site in ports:
             if site not in self.sites.values():
                 self.sites[self._new_name()] = site
         self._save("instances", self.sites)
-        for name in self.sites:
-            self._open(name)
 
     def _new_name(self) -> str:
         return f"{self.stage}-{max(map(_number, [*self.sites, *self._gone]), default=0) + 1}"
 
-    def _open(self, name: str) -> None:
-        self.inboxes[name] = self.app.log(f"inbox-{name}")
-        self.outboxes[name] = self.app.log(f"outbox-{name}")
-
     def _save(self, what: str, value: object) -> None:
-        self.app.journal.save(f"{what}/{self.stage}", wire.pack(value))
+        self._journal.save(f"{what}/{self.stage}", wire.pack(value))
 
     def at(self, site: str) -> list[str]:
         """Those at a site."""
@@ -78,7 +78,7 @@ class Instances:
             self._let_go(*too_many)
             try:
                 for name in fresh:
-                    self.app.sites[site].start(name, wait=count is not None)
+                    self._ports[site].start(name, wait=count is not None)
                 yield [name for name in here if name not in too_many] + fresh
             except BaseException:
                 self._remove(*fresh)
@@ -88,10 +88,10 @@ class Instances:
 
     def _add(self, site: str) -> str:
         name = self._new_name()
-        self._open(name)
         self._let_go(name)
         self._save("instances", {**self.sites, name: site})
         self.sites[name] = site
+        self._placed()
         return name
 
     # ── Going ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,14 +108,14 @@ class Instances:
 
     def _review(self) -> list[str]:
         """Of those that are to leave, who can; whoever has keys which nobody moves is to stay."""
-        moving, owning = self.app.orchestrator.engaged(self.stage)
+        moving, owning = self._engaged()
         idle = set(self.leaving) - moving
         self._keep(*idle & owning)
         return sorted(idle - owning)
 
     def idle(self) -> list[str]:
         """Of those that are to leave, who can; nobody, if somebody decides right now."""
-        if not self._deciding.acquire(blocking=False):
+        if not self.leaving or not self._deciding.acquire(blocking=False):
             return []
         try:
             return self._review()
@@ -129,11 +129,12 @@ class Instances:
                 self._remove(*(name for name in names if name in self.leaving))
 
     def _remove(self, *names: str) -> None:
-        """Stop and forget. The files are removed at the next start: until then others may be looking into them."""
+        """Stop and forget. The files are removed after the next start: until then others may be looking into them."""
         for name in names:
-            self.app.sites[self.sites[name]].stop(name)
+            self._ports[self.sites[name]].stop(name)
             self._save("instances", {other: site for other, site in self.sites.items() if other != name})
-            del self.sites[name], self.inboxes[name], self.outboxes[name]
+            del self.sites[name]
+            self._placed()
 
 
 def _number(name: str) -> int:

@@ -1,0 +1,364 @@
+"""What a user may order of a running pipeline: the orchestrator with its stages, over whatever reaches the others.
+
+`wb.run` has one of these in the user's own process (app.py), `whimbrel orchestrator` one in a process of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whimbrel.control.draining import drained
+from whimbrel.control.handle import Handle
+from whimbrel.control.instances import Instances
+from whimbrel.control.journal import Journal
+from whimbrel.control.orchestrator import DEADLINE, Orchestrator
+from whimbrel.control.orders import Request
+from whimbrel.control.plan import read_plan
+from whimbrel.control.ports import FlowStatus, GatewayPort, SitePort
+from whimbrel.control.stage import Reach, Shape, StageControl
+from whimbrel.core import wire
+from whimbrel.core.coordinator import Coordinator
+from whimbrel.core.errors import Conflict, Refused, Retry, UnknownName
+from whimbrel.core.protocols import protocol_named
+from whimbrel.core.protocols.auto import Limits
+from whimbrel.core.record import Aborted, Left, Opened, Ready, Warm
+from whimbrel.core.router import RouteTable
+from whimbrel.log.folder import Logs
+from whimbrel.site.links import Given, check_pair, links_of
+from whimbrel.site.status import told
+
+if TYPE_CHECKING:
+    from whimbrel.control.server import ApiServer
+
+
+class Control:
+    """The orchestrator of a pipeline, with all that it takes to understand an order."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        shapes: Mapping[str, Shape],
+        data: Path,
+        journal: Journal,
+        logs: Logs,
+        sites: Mapping[str, SitePort],
+        gateway: GatewayPort,
+        clock_us: Callable[[], int],
+        links: Given,
+    ) -> None:
+        """`shapes`: of the stages, in their order."""
+        self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
+        self.sites = sites
+        self._reach = Reach(sites, gateway, logs, links_of(list(sites), links))
+        self._servers: list[ApiServer] = []
+        self._placing = threading.Lock()
+        self._told: dict[str, dict[str, str]] = {}
+        """By site, and the gateway as the empty name: the places it was last told."""
+        self._cleared = False
+        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores)
+        self.stages: dict[str, StageControl] = {}
+        for stage, shape in shapes.items():
+            engaged = partial(self.orchestrator.engaged, stage)
+            instances = Instances(stage, journal, sites, engaged, self.tell_places)
+            first = RouteTable(next(iter(instances.sites)))
+            coordinator = Coordinator(stage, first, instances.sites, frozenset({router_of(stage)}))
+            self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
+            self.orchestrator.stages[stage] = coordinator
+
+    # ── What a user asks for ─────────────────────────────────────────────────────────────────────────────────────
+
+    def migrate(
+        self,
+        stage: str,
+        *,
+        to: str,
+        keys: Iterable[str] | None = None,
+        bins: Iterable[int] | None = None,
+        share: float | None = None,
+        at: str | None = None,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Move keys of a stage to a site, while it runs.
+
+        Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
+        what lies at that site. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
+        tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
+        migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
+        not given, no more than the link carries. `request`: journalled as answered, together with what it orders.
+        """
+        control = self.stage_for(stage, (to, at), protocol, deadline, budget)
+        selection = control.select(keys, bins, share, to, at)
+        why: list[str] = []
+        if protocol == "auto":
+            standby, protocol, why = control.choose(selection, to, _limits(options))
+            if standby is not None:
+                handle = Handle(self.orchestrator, stage, [standby], why).take_over()
+                if request is not None:
+                    self.journal.write(answer=(request.name, wire.pack(request.answered([standby], why))))
+                return handle
+        options = read_plan(options) | {"budget": control.budget(to, at) if budget is None else budget}
+        with control.instances.staying(to, control.counts()) as there:
+            wanted = [(selection, there[0])] if protocol == "restart" else control.spread(selection, to, there)
+            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, why, request, **options)
+        return Handle(self.orchestrator, stage, ids, why)
+
+    def scale(
+        self,
+        stage: str,
+        *,
+        instances: int,
+        at: str,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Let so many instances of a stage share the keys that lie at a site, while it runs.
+
+        More than there are: new ones are started, which takes some seconds, and get their share. Fewer: those with the
+        fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
+        moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
+        """
+        control = self.stage_for(stage, (at,), protocol, deadline, budget)
+        options = read_plan(options) | {"budget": control.budget(at, at) if budget is None else budget}
+        if instances < 1:
+            raise Refused(
+                f"the keys at {at} need an instance there, so {instances} are too few; "
+                f"to empty the site, move them away: app.migrate({stage!r}, at={at!r}, to=...)"
+            )
+        if protocol in ("restart", "auto"):
+            raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
+        here, owners = control.instances.at(at), control.coordinator.table.owners
+        for migration in list(control.coordinator.migrations.values()):
+            if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
+                raise Conflict(
+                    f"migration {migration.move.id} ({migration.phase}) moves keys to or from {at}, "
+                    "so it is open who will have how many; wait for it or abort it"
+                )
+        if instances > len(here) and not any(owners.select(name) for name in here):
+            raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
+        with control.instances.staying(at, control.counts(), instances) as staying:
+            wanted = control.level(at, staying)
+            ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, request=request, **options)
+        return Handle(self.orchestrator, stage, ids)
+
+    def drain(
+        self,
+        site: str,
+        *,
+        to: Iterable[str] | None = None,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> dict[str, Handle]:
+        """Move everything away from a site, while it runs: to these sites, or all others, each key to who has least.
+
+        Returns a handle for each stage that has something there. Raises, and changes nothing, as `migrate` does, or if
+        a migration brings keys to the site. The site's instances stay, with nothing.
+        """
+        orders = drained(self, site, to, protocol, deadline, budget, read_plan(options))
+        ids = self.orchestrator.order(orders, deadline, request=request)
+        stages = {order.stage: list[str]() for order in orders}
+        for name, found in stages.items():
+            found += [id for id in ids if id in self.stages[name].coordinator.migrations]
+        return {name: Handle(self.orchestrator, name, found) for name, found in stages.items() if found}
+
+    def serve(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> ApiServer:
+        """Let others look and give orders by HTTP, until the application stops: `wb.connect`, or the command line.
+
+        On a free port of this machine alone, unless told. With `certificate` and `key`, PEM files, it speaks TLS. The
+        token that a caller needs is in the file `token` of the data directory.
+        """
+        from whimbrel.control.desk import Desk
+        from whimbrel.control.server import ApiServer  # FastAPI is loaded where somebody serves, and nowhere else
+
+        server = ApiServer(Desk(self), self.data, host, port, certificate=certificate, key=key).start()
+        self._servers.append(server)
+        return server
+
+    def server_ends(self) -> Iterator[Callable[[], object]]:
+        """What it takes to serve nobody any more."""
+        for server in self._servers:
+            yield server.stop
+
+    def stage_for(
+        self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int | None
+    ) -> StageControl:
+        """The stage of an order, if the order makes sense."""
+        if stage not in self.stages:
+            raise UnknownName("stage", stage, list(self.stages))
+        for site in filter(None, sites):
+            if site not in self.sites:
+                raise UnknownName("site", site, list(self.sites))
+        if protocol != "auto":
+            protocol_named(protocol)
+        if deadline <= 0 or (budget is not None and budget < 1):
+            raise Refused(
+                f"a deadline lies some seconds ahead, a budget is at least a byte: not {deadline} and {budget}"
+            )
+        return self.stages[stage]
+
+    def cut(self, site: str, other: str) -> None:
+        """Cut the link between two sites, in both directions: nothing is delivered until it is mended, nothing lost."""
+        self._cut(site, other, True)
+
+    def mend(self, site: str, other: str) -> None:
+        """Mend the link between two sites: what could not be delivered goes on."""
+        self._cut(site, other, False)
+
+    def _cut(self, one: str, other: str, is_cut: bool) -> None:
+        check_pair(list(self.sites), one, other)
+        self.sites[one].cut(other, is_cut)
+        self.sites[other].cut(one, is_cut)
+
+    def status(self) -> dict[str, Any]:
+        """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
+        flow = self._reach.gateway.status()
+        sites = [site.status() for site in self.sites.values()]
+        return {
+            "pipeline": self.name,
+            "records": {
+                "sent": flow.sent,
+                "delivered": flow.delivered,
+                "refused": sum(stage.refused for stage in flow.stages.values()),
+                "dead_lettered": sum(flow.dead_letters.values()),
+            },
+            "dead_letters": flow.dead_letters,
+            "source": {"ended": flow.ended, "error": flow.error},
+            "stages": {name: one.status(flow.stages.get(name, FlowStatus())) for name, one in self.stages.items()},
+            "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
+            "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
+        }
+
+    def story(self, id: str) -> list[str]:
+        """What happened in a migration, a line each."""
+        for name, control in self.stages.items():
+            if id in control.coordinator.migrations:
+                return Handle(self.orchestrator, name, [id]).progress
+        known = [id for control in self.stages.values() for id in control.coordinator.migrations]
+        raise UnknownName("migration", id, known)
+
+    # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
+        """A notice of an instance."""
+        self.orchestrator.hear(stage, notice)
+
+    def is_settled(self) -> bool:
+        """Whether nothing moves, and everything that was sent is applied and delivered."""
+        moving = any(
+            not migration.is_over and not migration.is_standby
+            for control in self.stages.values()
+            for migration in list(control.coordinator.migrations.values())
+        )
+        # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
+        return (
+            not moving
+            and all(site.is_idle() for site in self.sites.values())
+            and all(control.is_drained for control in self.stages.values())
+        )
+
+    def instances_at(self, site: str) -> list[str]:
+        """The instances that are to run at a site, without those that a migration relocates right now."""
+        return [
+            name
+            for stage, control in self.stages.items()
+            for name in control.instances.at(site)
+            if not self.orchestrator.is_relocating(stage, name)
+        ]
+
+    def tell_places(self) -> None:
+        """Tell everybody where the instances are, who has not heard it. Who cannot be reached is told later."""
+        with self._placing:
+            places = {
+                name: site for one in list(self.stages.values()) for name, site in [*one.coordinator.sites.items()]
+            }
+            for site, port in self.sites.items():
+                self._tell_places(site, places, partial(port.place, places))
+            self._tell_places("", places, self._place_stages)
+
+    def _tell_places(self, who: str, places: dict[str, str], tell: Callable[[], None]) -> None:
+        if self._told.get(who) != places:
+            try:
+                tell()
+                self._told[who] = places
+            except Retry:
+                self._told.pop(who, None)
+
+    def _place_stages(self) -> None:
+        for stage, control in self.stages.items():
+            self._reach.gateway.place(stage, list(control.coordinator.sites))
+
+    def forget_told(self, who: str) -> None:
+        """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
+        self._told.pop(who, None)
+
+    def _do_chores(self) -> None:
+        self.tell_places()
+        if "" in self._told:
+            self._clear()
+            for control in self.stages.values():
+                control.see_off()
+
+    def _clear(self) -> None:
+        """Once, when nobody looks there any more: remove what instances have left behind that had left before."""
+        if not self._cleared:
+            self._cleared = True
+            for instance in [name for control in self.stages.values() for name in control.instances.past]:
+                self.logs.remove(instance)
+                for site in self.sites:
+                    shutil.rmtree(self.data / "sites" / site / instance, ignore_errors=True)
+
+
+def router_of(stage: str) -> str:
+    """The name of the router into a stage."""
+    return f"gateway-{stage}"
+
+
+def check_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+    """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
+    to it, not taken away."""
+    mine = wire.pack({"pipeline": pipeline, "stages": stages})
+    found = journal.load("pipeline")
+    if found is not None and found != mine:
+        other = wire.unpack(found, dict[str, Any])
+        raise Refused(
+            f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
+            f"not to {pipeline!r} with {stages}; choose another directory"
+        )
+    for stage in stages:
+        placed = journal.load(f"instances/{stage}")
+        gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
+        if gone:
+            raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
+    journal.save("pipeline", mine)
+
+
+def _limits(options: dict[str, Any]) -> Limits:
+    """What `auto` must not exceed, taken out of the options; the rest is for the protocol it chooses."""
+    known = {f"max_{name}": name for name in Limits.__struct_fields__}
+    given = {name: options.pop(name) for name in list(options) if name in known}
+    if options:
+        raise UnknownName("option of auto", next(iter(options)), list(known))
+    return Limits(**{known[name]: value for name, value in given.items()})

@@ -1,0 +1,129 @@
+"""What the three roles ask of each other: orchestrator, gateway, site.
+
+In `wb.run` a port is the object itself; between processes it is a client that speaks to it (remote.py). So whatever
+stands here keeps three rules:
+
+1. A call may be repeated: its answer may have been lost.
+2. `Unavailable` means that nothing has happened; any other `Retry`, that it may have.
+3. Arguments and answers are plain data that `core/wire` can carry, typed by these signatures.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from whimbrel.core.record import Aborted, Left, Opened, Ready, Warm
+from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.site.status import SiteStatus
+
+
+class SitePort(Protocol):
+    """A site, as the orchestrator reaches it. `Site` (site/site.py) says what each call does."""
+
+    def start(self, instance: str, wait: bool = True) -> None:
+        """Run an instance; returns when it serves, unless told not to wait. Nothing happens if it runs."""
+
+    def stop(self, instance: str) -> None:
+        """Stop an instance and wait for its end. Nothing happens if it does not run."""
+
+    def take(self, instance: str, origin: str) -> int:
+        """Copy the checkpoint of a stopped instance from another site; return its size."""
+
+    def place(self, places: dict[str, str]) -> None:
+        """Hear which instance runs at which site: all of them."""
+
+    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """Append posts to an instance's inbox, behind all that an instance here has posted to it."""
+
+    def carry(self, to: str, size: int) -> float:
+        """How many seconds a checkpoint of so many bytes takes from here to another site."""
+
+    def cut(self, other: str, is_cut: bool = True) -> None:
+        """Let nothing through between here and another site, or mend the link."""
+
+    def is_idle(self) -> bool:
+        """Whether nothing is under way on the links that begin here, now."""
+
+    def failed(self) -> dict[str, str]:
+        """Instances that keep dying and were left alone, with the reason; as last heard."""
+
+    def status(self) -> SiteStatus:
+        """How things are here, as last heard."""
+
+
+class FlowStatus(msgspec.Struct, frozen=True):
+    """How records flow through a stage."""
+
+    rate: float = 0.0
+    """Records that come in, a second, smoothed."""
+    record_bytes: int = 0
+    """The mean size of a record."""
+    state_bytes: dict[str, int] = {}
+    """By instance: how much state it has, as its parts last said."""
+    refused: int = 0
+    error: str | None = None
+
+
+class GatewayStatus(msgspec.Struct, frozen=True):
+    """How records come in and results leave."""
+
+    sent: int = 0
+    delivered: int = 0
+    dead_letters: dict[str, int] = {}
+    """By reason."""
+    ended: bool = False
+    """Whether the source has ended."""
+    error: str | None = None
+    """What ended it, if it did not end by itself."""
+    stages: dict[str, FlowStatus] = {}
+
+
+class GatewayPort(Protocol):
+    """The gateway, as the orchestrator reaches it: where records enter, and where results leave."""
+
+    def command(self, stage: str, command: Begin | Cutover | Abort) -> None:
+        """Give a command its place between a stage's records."""
+
+    def place(self, stage: str, instances: list[str]) -> None:
+        """Hear which instances a stage has: all of them."""
+
+    def save(self, stage: str) -> bool:
+        """Make a snapshot of a stage's router safe, from which a replay starts then; False if something moves."""
+
+    def has_delivered(self, stage: str, instance: str) -> bool:
+        """Whether everything that an instance has said is delivered, now."""
+
+    def is_drained(self, stage: str) -> bool:
+        """Whether the instances know how late it is, and everything they have said is delivered, now."""
+
+    def status(self) -> GatewayStatus:
+        """How things are here, as last heard."""
+
+
+class SiteBeat(msgspec.Struct, frozen=True, tag=True):
+    """A site lives. `life` is another one after each start; `url`: where it can be reached."""
+
+    name: str
+    life: str
+    url: str
+    status: SiteStatus
+
+
+class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
+    """The gateway lives."""
+
+    life: str
+    url: str
+    status: GatewayStatus
+
+
+class OrchestratorPort(Protocol):
+    """The orchestrator, as gateway and sites reach it."""
+
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
+        """A notice of an instance."""
+
+    def beat(self, beat: SiteBeat | GatewayBeat) -> None:
+        """Somebody lives."""

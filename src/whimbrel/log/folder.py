@@ -1,0 +1,65 @@
+"""The logs of a data directory, each opened once, by name. Several processes may have the same folder open."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+from whimbrel.log.embedded import EmbeddedLog
+from whimbrel.log.reading import reading_of
+
+
+class Logs:
+    """A folder of logs. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, EmbeddedLog] = {}
+        self._lock = threading.Lock()
+
+    def path(self, name: str) -> Path:
+        """Where a log lies."""
+        return self.folder / f"{name}.db"
+
+    def log(self, name: str) -> EmbeddedLog:
+        """A log, made if it is not there."""
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = EmbeddedLog(self.path(name))
+            return self._open[name]
+
+    def inbox(self, instance: str) -> EmbeddedLog:
+        """An instance's inbox."""
+        return self.log(f"inbox-{instance}")
+
+    def outbox(self, instance: str) -> EmbeddedLog:
+        """An instance's outbox."""
+        return self.log(f"outbox-{instance}")
+
+    def reading(self, instance: str) -> str:
+        """The folder that says how far an instance's inbox has been read."""
+        return reading_of(self.path(f"inbox-{instance}"))
+
+    def forget(self, instance: str) -> None:
+        """Let go of the logs of an instance that has left; their files stay."""
+        for name in (f"inbox-{instance}", f"outbox-{instance}"):
+            with self._lock:
+                log = self._open.pop(name, None)
+            if log is not None:
+                log.close()
+
+    def remove(self, instance: str) -> None:
+        """Remove the files of an instance that has left, if it has some."""
+        self.forget(instance)
+        for name in (f"inbox-{instance}", f"outbox-{instance}"):
+            for file in self.folder.glob(f"{name}.db*"):
+                if file.is_file():
+                    file.unlink()
+        shutil.rmtree(self.reading(instance), ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            for log in self._open.values():
+                log.close()

@@ -1,0 +1,256 @@
+"""The gateway's role: where records enter a pipeline and where results leave it, all stages of it.
+
+    source ──▶ feed ──▶ gateway ──▶ inboxes  ...  outboxes ──▶ outlet ──▶ gateway of the next stage ... ──▶ sinks
+
+It needs nobody to go on: which instances there are it knows from the journal until it is told, how full their inboxes
+are it sees there, and what the orchestrator must hear stays in an outlet until it can be told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from whimbrel.control.control import router_of
+from whimbrel.control.journal import Journal
+from whimbrel.control.ports import FlowStatus, GatewayStatus
+from whimbrel.core import wire
+from whimbrel.core.errors import UnknownName
+from whimbrel.core.operator import uses_timers
+from whimbrel.core.record import Aborted, Closed, Left, Notice, Opened, Parked, Ready, Result, Warm
+from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
+from whimbrel.gateway.dead_letters import DeadLetters
+from whimbrel.gateway.feed import Feed
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.intake import Intake
+from whimbrel.log import EmbeddedLog
+from whimbrel.log.codec import ROWS
+from whimbrel.log.folder import Logs
+from whimbrel.log.reading import backlog
+from whimbrel.outlet.outlet import Outlet, Watch
+from whimbrel.outlet.sinks import Sink, StageSink
+from whimbrel.pipeline import Pipeline, Stage
+from whimbrel.site.status import told
+
+Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted], None]
+"""Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
+
+PERIOD = 0.5
+"""Seconds between snapshots of the routers, and between ticks."""
+SMOOTH = 4
+"""How many looks the rate of records is an average of, about."""
+
+
+class StageFlow:
+    """One stage: the gateway before its instances, and the outlet behind them."""
+
+    def __init__(self, role: GatewayRole, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
+        self.stage, self.intake, self._role, self._logs, self._journal = stage, intake, role, role.logs, role.journal
+        placed = role.journal.load(f"instances/{stage.name}")
+        self.instances = list(wire.unpack(placed, dict[str, str])) if placed else []
+        self._outboxes: dict[str, EmbeddedLog] = {name: self._logs.outbox(name) for name in self.instances}
+        self.gateway = Gateway(
+            Router(router_of(stage.name), RouteTable(next(iter(self.instances), f"{stage.name}-1"))),
+            self._logs.log(f"ingress-{stage.name}"),
+            self._logs.log(f"keys-{stage.name}"),
+            self._logs.inbox,
+            intake.schema,
+            role.clock_us,
+            wall_clock=not intake.has_time,
+            keep=role.keep,
+        )
+        self.gateway.recover(role.journal.load(f"router/{stage.name}"))
+        save = partial(role.journal.save, f"outlet/{stage.name}")
+        self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch)
+        self._rate, self._looked = 0.0, (time.monotonic(), 0)
+        self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
+        self._saving = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self.outlet.recover(self._journal.load(f"outlet/{self.stage.name}"))
+        self.outlet.start()
+
+    def place(self, instances: list[str]) -> None:
+        """Read the outboxes of these instances, and of no other."""
+        for name in instances:
+            if name not in self._outboxes:
+                self._outboxes[name] = self._logs.outbox(name)
+        for name in [*self._outboxes.keys() - set(instances)]:
+            del self._outboxes[name]
+            self._logs.forget(name)
+        self.instances = instances
+
+    def _hear(self, notice: Notice, outbox: str, place: int) -> None:
+        if isinstance(notice, Parked):
+            self._role.dead.park(notice, outbox, place)
+        elif not isinstance(notice, Closed):
+            self._role.hear(self.stage.name, notice)
+
+    def ingest(self, results: list[Result], number: int) -> None:
+        """Take in the results of the stage before."""
+        good = []
+        answers = self.intake.take([result.values for result in results])
+        for place, (result, taken) in enumerate(zip(results, answers, strict=True), number * ROWS):
+            if isinstance(taken, tuple):
+                good.append(taken)
+            else:  # known by its place among all that was handed on: seqs of different keys come in no order
+                source = f"results for {self.stage.name}"
+                self._role.dead.put(taken, source, result.seq, result.values, counter=place)
+        if good:
+            self.gateway.ingest(good, "stage before", number)
+
+    def tick(self) -> None:
+        """Look how many records come in, and tell how late it is if the operator has timers."""
+        now, received = time.monotonic(), self.gateway.received
+        if now > self._looked[0]:
+            self._rate += ((received - self._looked[1]) / (now - self._looked[0]) - self._rate) / SMOOTH
+        self._looked = now, received
+        if self._ticks is not None and not (self._role.feed.ended.is_set() and self.gateway.has_told_time):
+            self._ticks += 1
+            self.gateway.tick(self._ticks)
+
+    def save(self) -> bool:
+        """Make a snapshot of the router safe; False if something moves."""
+        with self._saving:  # an older one must not come behind a newer one, up to which the log is trimmed
+            blob = self.gateway.save()
+            if blob is None:
+                return False
+            self._journal.save(f"router/{self.stage.name}", blob)
+            self.gateway.saved(blob)
+            return True
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the instances know how late it is, and everything they have said is delivered."""
+        return (self._ticks is None or self.gateway.has_told_time) and self.outlet.is_idle
+
+    def is_full(self, most: int) -> bool:
+        """Whether an inbox holds more than so many records."""
+        return any(backlog(self._logs.inbox(name), self._logs.reading(name)) > most for name in self.instances)
+
+    def status(self) -> FlowStatus:
+        """How records flow."""
+        sizes: Counter[str] = Counter()
+        for (name, _), size in list(self.outlet.state_bytes.items()):
+            sizes[name] += size
+        return FlowStatus(
+            rate=self._rate,
+            record_bytes=self.gateway.received_bytes // max(self.gateway.received, 1),
+            state_bytes=dict(sizes),
+            refused=self.outlet.gate.refused,
+            error=told(self.outlet.error),
+        )
+
+
+class GatewayRole:
+    """Feed, gateways and outlets of a pipeline; what the orchestrator asks of them."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        logs: Logs,
+        journal: Journal,
+        hear: Hear,
+        clock_us: Callable[[], int],
+        *,
+        keep: bool,
+        max_backlog: int,
+        watch: Watch,
+    ) -> None:
+        self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
+        self.error: Exception | None = None
+        source = pipeline.make_source()
+        intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
+        intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
+        self.dead = DeadLetters(logs.log("dead-letters"))
+        flows: list[StageFlow] = []
+        sinks = pipeline.make_sinks()
+        for number, stage in reversed(list(enumerate(pipeline.stages))):
+            last = number == len(pipeline.stages) - 1
+            flows.insert(0, StageFlow(self, stage, intakes[number], sinks, watch if last else _unseen))
+            sinks = [StageSink(flows[0].ingest)]
+        self.flows = {flow.stage.name: flow for flow in flows}
+        self.first, self.last = flows[0], flows[-1]
+        self.feed = Feed(source, intake, self.first.gateway, self.dead, partial(self.first.is_full, max_backlog))
+        self._stopping = threading.Event()
+        self._saver = threading.Thread(target=self._save_all, name="saver", daemon=True)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Begin to deliver; records come in when `feed` is started."""
+        for flow in reversed(self.flows.values()):
+            flow.start()
+        self._saver.start()
+
+    def ends(self) -> Iterator[Callable[[], object]]:
+        """What it takes to stop taking records in, in this order."""
+        yield self.feed.stop
+        yield self._stopping.set
+        if self._saver.is_alive():
+            yield self._saver.join
+
+    def outlet_ends(self) -> Iterator[Callable[[], object]]:
+        """What it takes to stop delivering, once nothing more comes."""
+        for flow in self.flows.values():
+            yield flow.outlet.stop
+
+    def _save_all(self) -> None:
+        while not self._stopping.wait(PERIOD):
+            try:
+                for flow in self.flows.values():
+                    flow.tick()
+                    flow.save()
+            except Exception as error:  # told by whoever waits
+                self.error = error
+
+    def errors(self) -> list[Exception]:
+        """What went wrong for good."""
+        outlets = [flow.outlet.error for flow in self.flows.values()]
+        return [error for error in (self.feed.error, self.error, *outlets) if error is not None]
+
+    # ── What the orchestrator asks ───────────────────────────────────────────────────────────────────────────────
+
+    def command(self, stage: str, command: Begin | Cutover | Abort) -> None:
+        """Give a command its place between a stage's records."""
+        self._flow(stage).gateway.command(command)
+
+    def place(self, stage: str, instances: list[str]) -> None:
+        """Hear which instances a stage has: all of them."""
+        self._flow(stage).place(instances)
+
+    def save(self, stage: str) -> bool:
+        """Make a snapshot of a stage's router safe; False if something moves."""
+        return self._flow(stage).save()
+
+    def has_delivered(self, stage: str, instance: str) -> bool:
+        """Whether everything that an instance has said is delivered."""
+        return self._flow(stage).outlet.has_delivered(instance)
+
+    def is_drained(self, stage: str) -> bool:
+        """Whether the instances of a stage know how late it is, and everything they have said is delivered."""
+        return self._flow(stage).is_drained
+
+    def status(self) -> GatewayStatus:
+        """How things are here."""
+        return GatewayStatus(
+            sent=self.first.gateway.sent,
+            delivered=self.last.outlet.delivered,
+            dead_letters=dict(self.dead.counts),
+            ended=self.feed.ended.is_set(),
+            error=told(self.feed.error or self.error),
+            stages={name: flow.status() for name, flow in self.flows.items()},
+        )
+
+    def _flow(self, stage: str) -> StageFlow:
+        if stage not in self.flows:
+            raise UnknownName("stage", stage, list(self.flows))
+        return self.flows[stage]
+
+
+def _unseen(results: list[Result], now_us: int) -> None:
+    pass

@@ -1,0 +1,67 @@
+"""What a site's queries are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from whimbrel.core.errors import UnknownName
+from whimbrel.log.folder import Logs
+from whimbrel.pipeline import Pipeline
+from whimbrel.site.links import Links
+from whimbrel.site.site import Make
+from whimbrel.spark.query import InstanceSpec, StageQuery
+
+TRIGGER = "500 milliseconds"
+"""How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
+other's way, and a site without records would ask for them all the time."""
+
+
+def query_maker(
+    pipeline: Pipeline,
+    logs: Logs,
+    spark: Any,
+    links: Links,
+    schemas: Mapping[str, pa.Schema],
+    trigger: str,
+    appended: Callable[[str], None] = lambda stage: None,
+) -> Make:
+    """Makes the query of an instance. `schemas`: by stage, of its input. `appended` hears in which stage an outbox has
+    something new."""
+    stages = {stage.name: stage for stage in pipeline.stages}
+
+    def make(instance: str, checkpoint: Path) -> StageQuery:
+        name = stage_of(instance)
+        if name not in stages:
+            raise UnknownName("instance", instance, [])
+        stage = stages[name]
+        spec = InstanceSpec(
+            name=instance,
+            stage=name,
+            operator=stage.operator,
+            schema=schemas[name],
+            prepare=stage.prepare,
+            groups=stage.groups,
+            partitions=stage.partitions,
+            trigger=trigger,
+        )
+        return StageQuery(
+            spark,
+            spec,
+            inbox=logs.path(f"inbox-{instance}"),
+            outbox=logs.outbox(instance),
+            inbox_of=partial(links.inbox, instance),
+            checkpoint=checkpoint,
+            appended=partial(appended, name),
+        )
+
+    return make
+
+
+def stage_of(instance: str) -> str:
+    """The stage that an instance belongs to."""
+    return instance.rpartition("-")[0]
