@@ -11,6 +11,7 @@ from whimbrel.bench.report import installed
 from whimbrel.cli.bench import bench
 from whimbrel.cli.checkpoints import checkpoints
 from whimbrel.cli.demo import demo
+from whimbrel.cli.processes import gateway, orchestrator, site, up
 from whimbrel.cli.remote import drain, migrate, routes, sites, stages, status, story
 from whimbrel.cli.sim import sim
 from whimbrel.core.errors import WhimbrelError
@@ -26,6 +27,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(sim)
 app.command()(checkpoints)
+for process in (up, orchestrator, gateway, site):
+    app.command()(process)
 app.add_typer(bench)
 for command in (status, sites, stages, routes, migrate, story, drain):
     app.command(rich_help_panel="A running application")(command)

@@ -1,0 +1,148 @@
+"""`whimbrel up`, and the processes that it starts: `orchestrator`, `gateway`, `site`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from whimbrel.control.access import make_token
+from whimbrel.control.peers import DEAD, SUSPECT
+from whimbrel.control.remote import remote
+from whimbrel.core.errors import Conflict, Refused, Retry
+from whimbrel.processes.deployment import Deployment, load_job
+from whimbrel.processes.gateway import GatewayProcess
+from whimbrel.processes.life import Process, address_in, live
+from whimbrel.processes.orchestrator import OrchestratorProcess, Settled
+from whimbrel.processes.site import SiteProcess
+from whimbrel.processes.up import REFUSED, supervise
+from whimbrel.roles.site import TRIGGER
+
+Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
+Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
+Sites = Annotated[str, typer.Option(help="The sites, with commas between; all keys begin at the first.")]
+Links = Annotated[str, typer.Option(help='What lies between the sites, e.g. "delay=100ms,rate=20mbit".')]
+Trigger = Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
+MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
+Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
+Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
+Port = Annotated[int, typer.Option(help="Where it takes orders by HTTP; 0: any free port.")]
+Url = Annotated[str | None, typer.Option("--orchestrator", help="Where the orchestrator is, if not on this machine.")]
+Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
+
+
+def orchestrator(
+    job: Job,
+    data: Data,
+    sites: Sites = "cloud,edge-1",
+    links: Links = "ideal",
+    trigger: Trigger = TRIGGER,
+    keep: Keep = False,
+    max_backlog: MaxBacklog = 200_000,
+    suspect: Suspect = SUSPECT,
+    dead: Dead = DEAD,
+    port: Port = 0,
+    until_input_ends: Child = False,
+) -> None:
+    """Run the orchestrator of a deployment.
+
+    Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
+    """
+    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog)
+    _live(
+        lambda: OrchestratorProcess(load_job(job), data, deployment, port=port, suspect=suspect, dead=dead),
+        until_input_ends,
+    )
+
+
+def gateway(job: Job, data: Data, orchestrator: Url = None, until_input_ends: Child = False) -> None:
+    """Run the gateway of a deployment: records enter there, and results leave.
+
+    Example: whimbrel gateway --job job.py --data DIR
+    """
+    _live(lambda: GatewayProcess(load_job(job), data, orchestrator), until_input_ends)
+
+
+def site(
+    name: Annotated[str, typer.Argument(help="One of the deployment's sites.")],
+    job: Job,
+    data: Data,
+    orchestrator: Url = None,
+    until_input_ends: Child = False,
+) -> None:
+    """Run a site of a deployment: a SparkSession, and the instances that are to run there.
+
+    Example: whimbrel site edge-1 --job job.py --data DIR
+    """
+    _live(lambda: SiteProcess(name, load_job(job), data, orchestrator), until_input_ends)
+
+
+def up(
+    job: Annotated[str, typer.Argument(help="The Python file that makes the pipeline: job.py, or job.py:name.")],
+    data: Data,
+    sites: Sites = "cloud,edge-1",
+    links: Links = "ideal",
+    trigger: Trigger = TRIGGER,
+    keep: Keep = False,
+    max_backlog: MaxBacklog = 200_000,
+    suspect: Suspect = SUSPECT,
+    dead: Dead = DEAD,
+    port: Port = 0,
+    until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
+) -> None:
+    """Run a pipeline as processes: an orchestrator, a gateway, and each site. What dies is started again.
+
+    Ctrl-C ends all; started again with the same directory, it goes on where it was.
+
+    Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
+    """
+    load_job(job)
+    shared = ["--job", job, "--data", str(data), "--until-input-ends"]
+    settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
+    settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port), *(["--keep"] if keep else [])]
+    me = [sys.executable, "-m", "whimbrel"]
+    commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
+    commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
+    supervise(commands, _say, _finished(data) if until_done else lambda: False)
+
+
+def _names(sites: str) -> list[str]:
+    return [name.strip() for name in sites.split(",")]
+
+
+def _say(line: str) -> None:
+    typer.echo(line)
+    sys.stdout.flush()
+
+
+def _finished(data: Path) -> Callable[[], bool]:
+    """Asks the orchestrator, once a second."""
+    asked = time.monotonic()
+    there = remote(Settled, lambda: address_in(data), make_token(data))
+
+    def has_finished() -> bool:
+        nonlocal asked
+        if time.monotonic() < asked + 1:
+            return False
+        asked = time.monotonic()
+        try:
+            return there.has_finished()
+        except Retry:
+            return False
+
+    return has_finished
+
+
+def _live(make: Callable[[], Process], until_input_ends: bool) -> None:
+    try:
+        live(make, until_input_ends=until_input_ends)
+    except Conflict:  # who is in the way may be about to end
+        raise
+    except Refused as error:
+        typer.echo(f"whimbrel: {error}", err=True)
+        raise typer.Exit(REFUSED) from error

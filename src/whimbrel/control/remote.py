@@ -1,0 +1,153 @@
+"""A port between two processes: the methods of an object as HTTP calls.
+
+    port.start("s-1", wait=False) ──POST /internal/start: a wire message──▶ site.start("s-1", wait=False)
+                                  ◀──200: the answer, or 500: a `Fault`───
+
+Nothing is written twice: what a method takes and answers stands in its Protocol (ports.py), by whose types both sides
+check what they get. An error raised there is raised here, as the same type. These calls are between processes of one
+deployment; what users may ask for is another interface, with its own rules.
+"""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+
+import httpx
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from whimbrel.core import errors, wire
+from whimbrel.core.errors import Bug, Retry, Unavailable, WhimbrelError
+
+P = TypeVar("P")
+PATH = "/internal"
+LIMIT = 64 << 20
+"""Bytes of a message at most."""
+CONNECT = 2.0
+"""Seconds to find somebody there."""
+PATIENCE = 10.0
+"""Seconds to wait for an answer, unless a method takes longer."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An error on its way back: the name of its type, and what it says."""
+
+    kind: str
+    message: str
+
+
+class Method(NamedTuple):
+    """What a method takes, as a message, and what it answers."""
+
+    call: type[msgspec.Struct]
+    answer: Any
+    signature: inspect.Signature
+
+
+def methods(port: type) -> dict[str, Method]:
+    """The methods of a Protocol."""
+    found = {}
+    for name, function in inspect.getmembers(port, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        hints, signature = get_type_hints(function), inspect.signature(function)
+        fields = [
+            (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
+            for one in list(signature.parameters.values())[1:]
+        ]
+        found[name] = Method(msgspec.defstruct(name, fields), hints["return"], signature)
+    return found
+
+
+# ── The side that asks ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def remote(port: type[P], url: Callable[[], str], token: str, patience: Mapping[str, float] | None = None) -> P:
+    """Somebody elsewhere who offers this port. `url` says where, at the moment of each call, or raises `Unavailable`.
+
+    `patience`: by method, how many seconds its answer may take.
+    """
+    return cast(P, _Remote(methods(port), url, token, patience or {}))
+
+
+class _Remote:
+    def __init__(
+        self, offered: dict[str, Method], url: Callable[[], str], token: str, patience: Mapping[str, float]
+    ) -> None:
+        self._methods, self._url, self._patience = offered, url, patience
+        # No proxies: whoever is asked is on this machine, or named by the user.
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in self._methods:
+            raise AttributeError(name)
+        return partial(self._ask, name)
+
+    def _ask(self, name: str, *values: Any, **named: Any) -> Any:
+        method = self._methods[name]
+        arguments = method.signature.bind(self, *values, **named).arguments
+        call = method.call(**{key: value for key, value in arguments.items() if key != "self"})
+        url = self._url()
+        timeout = httpx.Timeout(self._patience.get(name, PATIENCE), connect=CONNECT)
+        try:
+            response = self._http.post(f"{url}{PATH}/{name}", content=wire.pack(call), timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise Unavailable(f"nobody answers at {url}: {error}") from error
+        except httpx.TransportError as error:
+            raise Retry(f"no answer from {url} to {name}: {error or type(error).__name__}") from error
+        if response.status_code == httpx.codes.OK:
+            return wire.unpack(response.content, method.answer)
+        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+            raise raised(wire.unpack(response.content, Fault))
+        raise Bug(f"{url} answered {name} with {response.status_code}: {response.text[:200]}")
+
+
+def raised(fault: Fault) -> WhimbrelError:
+    """An error as it was there, without what only its type knows."""
+    kind = getattr(errors, fault.kind, Bug)
+    error: WhimbrelError = kind.__new__(kind)
+    error.args = (fault.message,)
+    return error
+
+
+# ── The side that answers ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def offer(app: FastAPI, port: type, target: object, token: str) -> None:
+    """Let others call an object's methods that are in a port."""
+    for name, method in methods(port).items():
+        endpoint = partial(_answer, getattr(target, name), method, token)
+        app.add_route(f"{PATH}/{name}", endpoint, methods=["POST"], include_in_schema=False)
+
+
+async def _answer(act: Callable[..., Any], method: Method, token: str, request: Request) -> Response:
+    given = request.headers.get("Authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        return Response("the token is missing or wrong", 401)
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LIMIT:
+            return Response(f"a message has {LIMIT} bytes at most", 413)
+    try:
+        call = wire.unpack(body, method.call)
+    except WhimbrelError as error:
+        return Response(str(error), 400)
+    try:
+        answer = await run_in_threadpool(act, **{name: getattr(call, name) for name in call.__struct_fields__})
+        return Response(wire.pack(answer), media_type="application/octet-stream")
+    except WhimbrelError as error:
+        fault = Fault(type(error).__name__, str(error))
+    except Exception as error:  # the other side must hear of it, whatever it is
+        fault = Fault("Bug", f"{type(error).__name__}: {error}")
+    return Response(wire.pack(fault), 500, media_type="application/octet-stream")
+
+
+def bare(title: str) -> FastAPI:
+    """An app that says nothing about itself."""
+    return FastAPI(title=title, openapi_url=None, docs_url=None, redoc_url=None)

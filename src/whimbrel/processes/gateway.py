@@ -1,0 +1,76 @@
+"""The gateway as a process: records enter here and results leave, whoever else lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from whimbrel.app import App, end_all
+from whimbrel.control.access import make_token
+from whimbrel.control.journal import Journal
+from whimbrel.control.ports import GatewayBeat, GatewayPort
+from whimbrel.control.remote import bare, offer
+from whimbrel.control.server import Server
+from whimbrel.core.errors import Retry
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_role
+from whimbrel.pipeline import Pipeline
+from whimbrel.processes.deployment import agreed
+from whimbrel.processes.life import Heart, new_life, orchestrator_at
+from whimbrel.roles.gateway import GatewayRole
+
+
+class GatewayProcess:
+    """`whimbrel gateway`."""
+
+    def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
+        self._lock = lock_role(data, "gateway")
+        self.journal, self._life, secret = Journal(data / "journal.db"), new_life(), make_token(data)
+        deployment = agreed(data, self.journal, pipeline)
+        self._orchestrator = orchestrator_at(data, secret, orchestrator)
+        self.logs = Logs(data / "logs")
+        self.role = GatewayRole(
+            pipeline,
+            self.logs,
+            self.journal,
+            self._orchestrator.hear,
+            App.clock_us,
+            keep=deployment.keep,
+            max_backlog=deployment.max_backlog,
+            watch=lambda results, now_us: None,
+        )
+        api = bare("whimbrel gateway")
+        offer(api, GatewayPort, self.role, secret)
+        self.server = Server(api)
+        self._heart = Heart(self._beat)
+
+    def start(self) -> None:
+        """Deliver what is there, take in what comes."""
+        self.role.start()
+        self.server.start()
+        self._heart.start()
+        self.role.feed.start()
+
+    def _beat(self) -> None:
+        for error in self.role.errors():
+            if isinstance(error, Retry) and error is not self.role.feed.error:
+                raise RuntimeError(f"the gateway must start anew: {error}") from error
+        self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status()))
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it had to end."""
+        return self._heart.error
+
+    def stop(self) -> None:
+        """Stop; what is in the logs is delivered at the next start."""
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._heart.stop
+        yield self.server.stop
+        yield from self.role.ends()
+        yield from self.role.outlet_ends()
+        yield self.logs.close
+        yield self.journal.close
+        yield self._lock.close

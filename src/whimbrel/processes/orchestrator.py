@@ -1,0 +1,186 @@
+"""The orchestrator as a process: `Control` over sites and a gateway in other processes.
+
+It hears their beats. Whoever begins a new life is told where the instances are; a site gets those started that are to
+run there. Whoever is silent for too long is dead: what moves from or to it is called off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from whimbrel.app import App, end_all
+from whimbrel.control.access import make_token
+from whimbrel.control.control import Control, check_directory
+from whimbrel.control.journal import Journal
+from whimbrel.control.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
+from whimbrel.control.ports import GatewayBeat, OrchestratorPort, SiteBeat
+from whimbrel.control.remote import bare, offer
+from whimbrel.control.server import Server
+from whimbrel.control.stage import Shape
+from whimbrel.core.errors import Refused, Retry, UnknownName
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_role
+from whimbrel.pipeline import Pipeline
+from whimbrel.processes.deployment import Deployment
+from whimbrel.processes.life import ADDRESS
+from whimbrel.site.links import links_of
+
+PERIOD = 0.2
+
+
+class Settled(Protocol):
+    """What whoever started the deployment asks."""
+
+    def has_finished(self) -> bool:
+        """Whether the source has ended, and everything that came from it is delivered."""
+
+
+class RemoteControl(Control):
+    """The orders of a deployment whose sites and gateway are other processes."""
+
+    sites: dict[str, RemoteSite]
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        data: Path,
+        deployment: Deployment,
+        journal: Journal,
+        secret: str,
+        suspect: float,
+        dead: float,
+    ) -> None:
+        there = {name: RemoteSite(name, secret, suspect, dead) for name in deployment.sites}
+        self.gateway = RemoteGateway(secret, suspect, dead)
+        self._greeted: dict[str, str | None] = {}
+        """By name, in which life it was told all it must know."""
+        self._buried: set[str] = set()
+        shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
+        logs, links = Logs(data / "logs"), deployment.links
+        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
+
+    def beat(self, beat: SiteBeat | GatewayBeat) -> None:
+        """Somebody lives."""
+        if isinstance(beat, GatewayBeat):
+            self.gateway.heard(beat)
+        elif beat.name in self.sites:
+            self.sites[beat.name].heard(beat)
+        else:
+            raise UnknownName("site", beat.name, list(self.sites))
+
+    def has_finished(self) -> bool:
+        """Whether the source has ended, and everything that came from it is delivered."""
+        return self.gateway.status().ended and self.is_settled()
+
+    def status(self) -> dict[str, Any]:
+        """How things are, and who lives."""
+        peers = {"gateway": self.gateway.peer, **{name: site.peer for name, site in self.sites.items()}}
+        lives = {name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for name, peer in peers.items()}
+        return {**super().status(), "processes": lives}
+
+    # ── Looking after them ───────────────────────────────────────────────────────────────────────────────────────
+
+    def look_after(self) -> None:
+        """Greet new lives, take what runs where it must not, call off what the dead were part of."""
+        if self.gateway.peer.life != self._greeted.get(""):
+            self._greeted[""] = self.gateway.peer.life
+            self.forget_told("")
+        for name, site in self.sites.items():
+            with suppress(Retry):  # it is not there now: again in a moment
+                if site.peer.life is not None and site.peer.life != self._greeted.get(name):
+                    self._greet(name, site)
+                self._stop_strays(name, site)
+            if site.peer.state != "dead":
+                self._buried.discard(name)
+            elif name not in self._buried:
+                self._buried.add(name)
+                self.orchestrator.abandon(name, f"site {name} is dead: not heard for {site.peer.silence:.0f} s")
+
+    def _greet(self, name: str, site: RemoteSite) -> None:
+        life = site.peer.life
+        self.forget_told(name)
+        self.tell_places()
+        with site.starting:
+            for instance in self.instances_at(name):
+                site.start(instance, wait=False)
+        self._greeted[name] = life
+
+    def _stop_strays(self, name: str, site: RemoteSite) -> None:
+        """An instance that left while it was being started, or while its site could not be reached."""
+        for instance in site.status().instances:
+            # In this order: one that has just been relocated to here belongs here by the second look.
+            if not self._is_relocating(instance) and instance not in self.instances_at(name):
+                site.stop(instance)
+
+    def _is_relocating(self, instance: str) -> bool:
+        return any(self.orchestrator.is_relocating(stage, instance) for stage in self.stages)
+
+
+class OrchestratorProcess:
+    """`whimbrel orchestrator`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        data: Path,
+        deployment: Deployment,
+        *,
+        port: int = 0,
+        suspect: float = SUSPECT,
+        dead: float = DEAD,
+    ) -> None:
+        sites = deployment.sites
+        if not sites or len(set(sites)) < len(sites):
+            raise Refused("sites need names of their own, and at least one is needed")
+        links_of(sites, deployment.links)
+        self._lock = lock_role(data, "orchestrator")
+        self.data, self.journal = data, Journal(data / "journal.db")
+        check_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
+        deployment.save(self.journal)
+        secret = make_token(data)
+        self.control = RemoteControl(pipeline, data, deployment, self.journal, secret, suspect, dead)
+        self.api = bare("whimbrel orchestrator")
+        offer(self.api, OrchestratorPort, self.control, secret)
+        offer(self.api, Settled, self.control, secret)
+        self.server = Server(self.api)
+        self._port = port
+        self.error = None
+        self._stopping = threading.Event()
+        self._carer = threading.Thread(target=self._look_after, name="carer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve: what the journal has is finished, whoever beats is heard."""
+        self.control.orchestrator.recover()
+        self.server.start()
+        draft = self.data / f"{ADDRESS}.draft"
+        draft.write_text(self.server.url, encoding="utf-8")
+        draft.replace(self.data / ADDRESS)
+        self.control.orchestrator.start()
+        self._carer.start()
+        self.control.serve(port=self._port)
+
+    def _look_after(self) -> None:
+        while not self._stopping.wait(PERIOD):
+            try:
+                self.control.look_after()
+            except Exception as error:  # it must be told, and the care goes on
+                self.control.orchestrator.error = error
+
+    def stop(self) -> None:
+        """Stop; what is not finished goes on at the next start."""
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._stopping.set
+        yield from self.control.server_ends()
+        yield self.server.stop
+        yield self.control.orchestrator.stop
+        if self._carer.is_alive():
+            yield self._carer.join
+        yield self.control.logs.close
+        yield self.journal.close
+        yield self._lock.close

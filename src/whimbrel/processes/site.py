@@ -1,0 +1,93 @@
+"""A site as a process: a SparkSession of its own, the queries that run there, the links that begin there.
+
+It starts with nothing: the orchestrator, which hears that it lives, says what is to run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from whimbrel.app import end_all
+from whimbrel.control.access import make_token
+from whimbrel.control.journal import Journal
+from whimbrel.control.ports import SiteBeat, SitePort
+from whimbrel.control.remote import bare, offer
+from whimbrel.control.server import Server
+from whimbrel.core.errors import UnknownName
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_role
+from whimbrel.pipeline import Pipeline
+from whimbrel.processes.deployment import agreed
+from whimbrel.processes.life import Heart, new_life, orchestrator_at
+from whimbrel.roles.site import query_maker
+from whimbrel.site.links import Links
+from whimbrel.site.site import Site
+from whimbrel.spark.session import session
+
+
+class SiteProcess:
+    """`whimbrel site NAME`."""
+
+    def __init__(self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
+        journal = Journal(data / "journal.db")
+        try:
+            deployment = agreed(data, journal, pipeline)
+        finally:
+            journal.close()
+        if name not in deployment.sites:
+            raise UnknownName("site", name, deployment.sites)
+        self._lock = lock_role(data, f"site-{name}")
+        self._life, secret = new_life(), make_token(data)
+        self._orchestrator = orchestrator_at(data, secret, orchestrator)
+        self.logs = Logs(data / "logs")
+        self.links = Links(
+            deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, here=[name]
+        )
+        self.spark = session(f"{pipeline.name}-{name}")
+        source = pipeline.make_source()
+        schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
+        make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
+        self.site = Site(name, data / "sites" / name, make, self.links)
+        api = bare(f"whimbrel site {name}")
+        offer(api, SitePort, self.site, secret)
+        self.server = Server(api)
+        self._heart = Heart(self._beat)
+
+    def start(self) -> None:
+        """Say that it lives, and do what it is told."""
+        self.links.start()
+        self.site.open()
+        self.server.start()
+        self._heart.start()
+
+    def _site_of(self, instance: str) -> str:
+        # What runs here is here, though an orchestrator that is about to decide so may not have said it yet.
+        return self.site.name if instance in self.site.queries else self.site.places.get(instance, self.site.name)
+
+    def _beat(self) -> None:
+        context = self.spark.sparkContext._jsc
+        if context is None or context.sc().isStopped():
+            raise RuntimeError("Spark has stopped")
+        self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, self.site.status()))
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it had to end."""
+        return self._heart.error
+
+    def stop(self) -> None:
+        """Stop; what runs here goes on from its checkpoint at the next start."""
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._heart.stop
+        yield self.server.stop
+        yield self.site.close
+        for instance in list(self.site.queries):
+            yield partial(self.site.stop, instance)
+        yield self.links.stop
+        yield self.spark.stop
+        yield self.logs.close
+        yield self._lock.close

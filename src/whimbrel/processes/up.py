@@ -1,0 +1,106 @@
+"""The one that starts all processes of a deployment on this machine, and starts again what dies.
+
+Each child has a session of its own, so that Ctrl-C reaches only this process, which ends them in its own way. Their
+standard input is a pipe from here: when this process is gone, however it went, the pipe ends, and so do they.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from whimbrel.core.errors import Refused
+
+REFUSED = 2
+"""A child's exit status when starting it again cannot help."""
+FIRST, MOST, CALM = 0.5, 15.0, 30.0
+"""Seconds until what died is started again: at first, and at most; and how long it must live for the count to begin
+anew."""
+PATIENCE = 20.0
+"""Seconds that children have to end when they are told to."""
+PERIOD = 0.1
+
+Say = Callable[[str], None]
+
+
+class Child:
+    """One process, started as often as it takes."""
+
+    def __init__(self, name: str, command: Sequence[str], say: Say) -> None:
+        self.name, self._command, self._say = name, command, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._born, self._due, self._pause = 0.0, 0.0, FIRST
+
+    def look(self) -> None:
+        """Start it if it is due; note its death. Raises `Refused` if starting it again cannot help."""
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._due:
+                self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+                self._born = now
+                self._say(f"{self.name} runs as {self._process.pid}")
+            return
+        status = self._process.poll()
+        if status is None:
+            return
+        self._close()
+        if status == REFUSED:
+            raise Refused(f"{self.name} cannot run; see above")
+        self._pause = FIRST if now - self._born > CALM else min(2 * self._pause, MOST)
+        self._due = now + self._pause
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        self._say(f"{self.name} has ended ({how}); it is started again in {self._pause:g} s")
+
+    def end(self) -> None:
+        """Tell it to end."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def await_end(self, deadline: float) -> None:
+        """Wait for its end; who takes too long is killed, with all it started."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            self._say(f"{self.name} does not end, and is killed")
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process is not None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
+
+
+def supervise(commands: Mapping[str, Sequence[str]], say: Say, has_finished: Callable[[], bool]) -> None:
+    """Run all of these until somebody wants it to end, or everything has finished. Called in the main thread."""
+    children = [Child(name, command, say) for name, command in commands.items()]
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        while not has_finished():
+            for child in children:
+                child.look()
+            time.sleep(PERIOD)
+        say("everything is delivered")
+    except KeyboardInterrupt:
+        say("ending")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        for child in children:
+            child.end()
+        deadline = time.monotonic() + PATIENCE
+        for child in children:
+            child.await_end(deadline)
