@@ -1,6 +1,6 @@
 """The embedded application: a pipeline on one machine, every site a set of queries in one SparkSession.
 
-`run` puts the three roles together in one process (ADR 14) and recovers each from the data directory: a run that was
+`run` puts the three roles together in one process (ADR 15) and recovers each from the data directory: a run that was
 killed goes on where it was when it is started again with the same directory.
 
     <data>/journal.db                     decisions, snapshots
