@@ -19,6 +19,7 @@ from whimbrel.core.record import (
     Passed,
     Post,
     Record,
+    Save,
     Shipped,
     Tick,
     marker,
@@ -138,6 +139,11 @@ def fetch(move: Move, needed: list[int], step: list[int] | None = None) -> Recor
 def passed(move: Move, part: int = 0, parts: int = 1, ticks: list[Tick] | None = None) -> Record:
     """A part of the source has sent on everything older."""
     return delivered(Post("b", Kind.PASSED, EVERY_BIN, wire.pack(Passed(move.id, part, parts, ticks or []))))
+
+
+def save(seq: int, src: str = "r", bound: int | None = None, **sizes: int) -> Record:
+    """The order to save, at a place of a router's stream."""
+    return marker(Kind.SAVE, wire.pack(Save(seq if bound is None else bound, **sizes)), src, seq)
 
 
 def forget(move: Move) -> Record:

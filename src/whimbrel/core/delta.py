@@ -15,6 +15,7 @@ from whimbrel.core.arrival import Arrival
 from whimbrel.core.departure import Departure
 from whimbrel.core.record import Buffered, Luggage
 from whimbrel.core.replica import Replication, Standby
+from whimbrel.core.saving import Saving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
 LARGE_DELTA = 8 << 20
@@ -33,6 +34,12 @@ class Moves(msgspec.Struct):
     aborted: set[str] = set()
     """Moves that are off, of which a parcel may still be under way."""
     epochs: tuple[list[int], dict[str, int]] | None = None
+    saving: Saving | None = None
+
+    @property
+    def are_open(self) -> bool:
+        """Whether any batch may change some of it. A saving's book does not count: its delta says what a batch did."""
+        return bool(self.departures or self.arrivals or self.replications)
 
 
 class Gathered(msgspec.Struct, array_like=True):

@@ -38,9 +38,11 @@ from whimbrel.core.record import (
     Post,
     Record,
     Result,
+    Save,
     Shipped,
 )
 from whimbrel.core.replica import Replication, Standby
+from whimbrel.core.saving import Saving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
 PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
@@ -138,7 +140,11 @@ class Instance:
             self._note_positions(records)
         for replication in self.moves.replications.values():
             replication.note(self._touched)
+        if self.moves.saving is not None:
+            self.moves.saving.note(self._touched)
         self._seal(out)
+        if self.moves.saving is not None:
+            self.moves.saving.ship(self, out)
         for departure in self.moves.departures.values():
             departure.ship(self, out)
         for replication in self.moves.replications.values():
@@ -299,7 +305,7 @@ class Instance:
     def expire(self, entry: Entry, key: str, tick: Record, out: Emissions, silent: bool) -> None:
         """Let a tick reach one key."""
         self._touched.add(key)
-        record = tick._replace(bin=bin_of(key), key=key, epoch=self._epoch(key, entry.src))
+        record = tick._replace(bin=bin_of(key), key=key, epoch=self.epoch_of(key, entry.src))
         self._fire(entry, record, out, silent)
 
     def _fire(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> None:
@@ -334,7 +340,8 @@ class Instance:
     def _is_shadow(self, key: str, src: str) -> bool:
         return any(arrival.is_silent(src) and arrival.takes(key) for arrival in self.moves.arrivals.values())
 
-    def _epoch(self, key: str, src: str) -> int:
+    def epoch_of(self, key: str, src: str) -> int:
+        """The epoch in which a key is here."""
         for arrival in self.moves.arrivals.values():
             if arrival.move and arrival.takes(key) and not arrival.is_silent(src):
                 return arrival.move.epoch
@@ -440,6 +447,13 @@ class Instance:
     def _nudge(self, record: Record, out: Emissions) -> None:
         pass
 
+    def _save(self, record: Record, out: Emissions) -> None:
+        save = wire.unpack(record.body, Save)
+        self._moved = True
+        if self.moves.saving is None:
+            self.moves.saving = Saving.of(self)
+        self.moves.saving.begin(self, record, save)
+
     _handlers: ClassVar[dict[int, Callable[[Instance, Record, Emissions], None]]] = {
         Kind.DATA: _data,
         Kind.TICK: _tick,
@@ -458,6 +472,7 @@ class Instance:
         Kind.CEASE: _cease,
         Kind.REPLICA: _replica,
         Kind.REPLICATED: _replicated,
+        Kind.SAVE: _save,
     }
 
     # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────
@@ -580,7 +595,7 @@ class Instance:
         """What changed since the last call, for whoever keeps this instance's state. Usually one blob, never large."""
         delta, self._delta = self._delta, Delta()
         delta.positions = self.positions
-        if self._moved or self.moves.departures or self.moves.arrivals or self.moves.replications:
+        if self._moved or self.moves.are_open:
             self.moves.epochs = self.epochs.dump()
             delta.moves = self.moves
             self._moved = False
@@ -621,6 +636,8 @@ class Instance:
                 if pieces.added:
                     self.gathered.setdefault(key, []).extend(pieces.added)
             self.positions = delta.positions
+            if self.moves.saving is not None:
+                self.moves.saving.note(delta.entries)
             if delta.moves is not None:
                 self.moves = delta.moves
                 if delta.moves.epochs is not None:

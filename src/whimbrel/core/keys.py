@@ -60,6 +60,11 @@ class Selection(msgspec.Struct, frozen=True):
             or bool(self.bins & other.bins)
         )
 
+    def union(self, other: Selection) -> Selection:
+        """The keys of both."""
+        apart = frozenset(key for key in self.without | other.without if key not in self and key not in other)
+        return Selection(self.bins | other.bins, self.keys | other.keys, apart)
+
 
 EVERYTHING = Selection(bins=frozenset(range(BINS)))
 
@@ -87,6 +92,22 @@ class KeyMap(Generic[V]):
         for key in selection.keys:
             if part_of(bin_of(key), parts) == part:
                 self.by_key[key] = value
+
+    def lift(self: KeyMap[int], selection: Selection, least: int, part: int = 0, parts: int = 1) -> None:
+        """Give every selected key of one part at least this value, and leave every other key as it is."""
+        bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
+        for key in selection.without:
+            if bin_of(key) in bins:
+                self.by_key.setdefault(key, self[key])
+        for bin in bins:
+            self.by_bin[bin] = max(self.by_bin[bin], least)
+        for key in [key for key in self.by_key if bin_of(key) in bins and key not in selection.without]:
+            self.by_key[key] = max(self.by_key[key], least)
+            if self.by_key[key] == self.by_bin[bin_of(key)]:
+                del self.by_key[key]
+        for key in selection.keys:
+            if part_of(bin_of(key), parts) == part:
+                self.by_key[key] = max(self[key], least)
 
     def values(self, selection: Selection) -> Iterator[V]:
         """Every value that some selected key has."""

@@ -51,6 +51,14 @@ class Kind(IntEnum):
     """A parcel of copies for a standby."""
     REPLICATED = 16
     """One part of the source has sent a copy of everything once."""
+    SAVE = 17
+    """Send what has changed to the central store."""
+    SAVED = 18
+    """To the store: one part has sent all that it had to save."""
+    DISCARD = 19
+    """A restoration takes keys away from whoever has them: what is here of them is worth nothing any more."""
+    RESTORE = 20
+    """Keys will come out of the central store."""
 
 
 class Record(NamedTuple):
@@ -73,7 +81,7 @@ class Record(NamedTuple):
     """Data: the event. Everything else: bytes of one of the messages below."""
 
 
-Routing = Literal["dual", "hold", "switch"]
+Routing = Literal["dual", "hold", "switch", "replay"]
 Order = Literal["key", "arrival", "demand", "replica"]
 
 
@@ -92,7 +100,7 @@ class Move(msgspec.Struct, frozen=True):
     """Everybody who writes into the stage: a phase has begun when a marker has come from each."""
     routing: Routing = "dual"
     """Where records go from BEGIN until CUTOVER: to both instances, nowhere (the routers keep them), or to the
-    destination at once."""
+    destination at once; or nowhere, because the source is lost, and the log is read again."""
     order: Order = "key"
     """In which order keys leave after a switch: by name, as records need them, as the destination asks, or only those
     of which it has no fresh copy."""
@@ -109,6 +117,10 @@ class Move(msgspec.Struct, frozen=True):
     chunk: int = 1 << 20
     """A key with more state than this travels in pieces. Both stand here and not in a site's settings, because a
     batch that is repeated after a restart must ship what it shipped the first time."""
+    ends: frozenset[str] = frozenset()
+    """Migrations that a restoration puts an end to."""
+    parties: frozenset[str] = frozenset()
+    """Who must discard what a restoration brings back: the lost instance, and the other ends of those migrations."""
 
     @property
     def hold(self) -> bool:
@@ -176,6 +188,10 @@ class Parcel(msgspec.Struct, frozen=True):
     """Keys that were hinted at, and that the source has never had."""
     units: list[int] = []
     """Units of which nothing is left at the source."""
+    epochs: dict[str, int] = {}
+    """To the store: the epoch in which each key is saved."""
+    delivered: dict[str, int] = {}
+    """From the store: up to which `seq` the results of keys are out; of keys without a version as well."""
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -203,6 +219,29 @@ class Shipped(msgspec.Struct, frozen=True):
     move: str
     part: int
     parts: int
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Body of SAVE. The two sizes stand here for the same reason as in a move."""
+
+    bound: int
+    """Up to which `seq` the router has given everything on; above it, it may hold some records back."""
+    budget: int = 8 << 20
+    chunk: int = 1 << 20
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """One part has sent all that it had to save."""
+
+    instance: str
+    part: int
+    parts: int
+    src: str
+    """The router whose SAVE this answers."""
+    number: int
+    """The `seq` of that SAVE."""
+    reached: int
+    """Everything of this router up to here that the part was given, it has saved, or it has left with its key."""
 
 
 class Result(NamedTuple):
@@ -288,6 +327,8 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     src: str
     error: str
     event: str
+    epoch: int = 0
+    """The epoch of the record: what a zombie parks is refused as its results are."""
 
 
 Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked

@@ -1,0 +1,199 @@
+"""Savings: what has changed at a part goes to the central store, so that a lost instance's keys can be had elsewhere.
+
+A key's state as of some `seq` follows from its records up to there, whoever applied them. So the store has versions of
+keys, and a key is restored anywhere from its newest version and its records behind that.
+
+    gateway ──SAVE──▶ every part ──versions, SAVED──▶ store ──Saved──▶ gateway, which trims its ingress log
+
+SAVE has a place between the records, like a tick: when a part meets it, it has been given everything before. What has
+changed since the last SAVE leaves at the end of the batch, as much as the byte budget allows, the rest with the batches
+that follow; then the part says SAVED, and up to where that reaches. While keys are coming it reaches no further than
+before: their states may be under way. Who never meets SAVE keeps no book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.departure import OVERHEAD, Sender
+from whimbrel.core.keys import EVERY_BIN, EVERYTHING, bin_of
+from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Record, Save, Saved
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+
+STORE = "@store"
+"""Where savings are posted to, in place of an instance's name."""
+
+
+class Saving(Sender, kw_only=True):
+    """How far one part is with its savings."""
+
+    lacking: set[str] = set()
+    """Keys that have changed since they were last saved."""
+    queue: list[str] = []
+    """Keys that shall be saved now, the last one first."""
+    asked: list[Saved] = []
+    """What is to be said when all of them have been."""
+    later: list[Saved] = []
+    """What was asked for meanwhile: their turn comes when the queue is empty, or a busy part would never say SAVED."""
+    reached: dict[str, int] = {}
+    """By router: up to where everything is in a saving, once the queue is empty."""
+    epoch: int = 0
+    """In which epoch the large key is saved that is being carried."""
+
+    @property
+    def is_shipping(self) -> bool:
+        """Whether something is to be saved, or to be said."""
+        return bool(self.asked or self.later)
+
+    @classmethod
+    def of(cls, instance: Instance) -> Saving:
+        """The book of a part that meets its first SAVE: all that it has is lacking."""
+        move = Move(STORE, "", "", instance.name, STORE, EVERYTHING, 0, frozenset())
+        return cls(move=move, lacking=set(instance.entries))
+
+    def note(self, touched: Iterable[str]) -> None:
+        """These keys have changed."""
+        self.lacking.update(touched)
+
+    def begin(self, instance: Instance, record: Record, save: Save) -> None:
+        """SAVE has come: everything before it has been applied here, or waits for keys that are coming."""
+        self.move = msgspec.structs.replace(self.move, budget=save.budget, chunk=save.chunk)
+        if not instance.moves.arrivals:
+            self.reached[record.src] = max(self.reached.get(record.src, -1), save.bound)
+        reached = self.reached.get(record.src, -1)
+        self.later.append(Saved(instance.name, instance.part, instance.parts, record.src, record.seq, reached))
+
+    def ship(self, instance: Instance, out: Emissions) -> None:
+        """At the end of a batch: save what the budget allows, if a SAVE has come."""
+        if not self.is_shipping:
+            return
+        instance._moved = True
+        if not self.asked:
+            self._line_up(instance)
+        room = self.move.budget
+        loads: dict[str, Luggage] = {}
+        while room > 0 and (self.carried or self.queue):
+            if self.carried:
+                room = self.carry_stashed(instance, room, out)
+                continue
+            key = self.queue.pop()
+            self.lacking.discard(key)
+            saved = instance.entries[key].saved if key in instance.entries else None
+            if saved is not None and self.is_large(saved):
+                self.carried, self.epoch = key, instance.epoch_of(key, saved.src)
+                instance.stash(self.place, saved)
+            elif saved is not None:
+                loads[key] = saved
+                room -= len(saved.state) + OVERHEAD
+        self.pack(instance, loads, out)
+        if not self.queue and not self.carried:
+            for answer in self.asked:
+                self.send(instance, Kind.SAVED, answer, out)
+            self.asked = []
+        if self.is_shipping:
+            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+
+    def _line_up(self, instance: Instance) -> None:
+        """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
+        arrivals = instance.moves.arrivals.values()
+        coming = {key for key in self.lacking if any(arrival.takes(key) for arrival in arrivals)} if arrivals else set()
+        self.queue, self.lacking = sorted(self.lacking - coming, reverse=True), coming
+        self.asked, self.later = self.later, []
+
+    def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
+        """Post a message to the store; a parcel says in which epoch each of its keys is."""
+        if isinstance(body, Parcel):
+            large = body.pieces > 1
+            epochs = {k: self.epoch if large else instance.epoch_of(k, bag.src) for k, bag in body.keys.items()}
+            body = msgspec.structs.replace(body, epochs=epochs)
+        super().send(instance, kind, body, out, bin)
+
+
+# ── At the store ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Version(msgspec.Struct, frozen=True, array_like=True):
+    """A key as of `seq`. Of two versions the one with the greater `(epoch, seq)` is the newer."""
+
+    key: str
+    bin: int
+    epoch: int
+    seq: int
+    luggage: bytes
+    """Everything the key has, as `wire.pack` makes it."""
+
+    @classmethod
+    def of(cls, key: str, epoch: int, luggage: Luggage) -> Version:
+        """The version that a key's luggage is."""
+        return cls(key, bin_of(key), epoch, luggage.seq, wire.pack(luggage))
+
+    def is_newer(self, other: Version | None) -> bool:
+        """Whether this one counts, and not the other."""
+        return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
+
+
+class Assembly:
+    """What one instance posts to the store, put together again. To be given all posts, in order, from the first of a
+    saving on: what it holds between two of them is lost with whoever holds it."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[bytes]] = {}
+
+    def take(self, kind: int, body: bytes) -> list[Version] | Saved:
+        """Versions that are whole now; or, behind all of its versions, the end of a part's saving."""
+        if kind == Kind.SAVED:
+            return wire.unpack(body, Saved)
+        parcel = wire.unpack(body, Parcel)
+        versions = []
+        for key, luggage in parcel.keys.items():
+            if parcel.pieces > 1:
+                if not parcel.piece:
+                    self._pieces[key] = []
+                pieces = self._pieces[key]
+                pieces.append(luggage.state)
+                if len(pieces) < parcel.pieces:
+                    continue
+                luggage = msgspec.structs.replace(luggage, state=b"".join(self._pieces.pop(key)))
+            versions.append(Version.of(key, parcel.epochs[key], luggage))
+        return versions
+
+
+# ── At the gateway ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Coverage:
+    """Up to where the records of one router are in savings, so that the router's log may be trimmed.
+
+    Covered is what all owners of keys have reached. One that has gained keys must have reached the place where it did:
+    before that the keys' last changes may be in nobody's saving. What is covered once is covered for ever.
+    """
+
+    def __init__(self, router: str) -> None:
+        self.router, self.covered = router, -1
+        self._reached: dict[str, dict[int, int]] = {}
+        self._parts: dict[str, int] = {}
+
+    def note(self, saved: Saved) -> None:
+        """A saving is in the store."""
+        if saved.src == self.router:
+            reached = self._reached.setdefault(saved.instance, {})
+            reached[saved.part] = max(reached.get(saved.part, -1), saved.reached)
+            self._parts[saved.instance] = saved.parts
+
+    def advance(self, owners: Iterable[str], gained: Mapping[str, int]) -> int:
+        """The `seq` up to which everything is covered. `gained`: by instance, where it last came by keys."""
+        reached = [self._all_parts(owner, gained.get(owner, -1)) for owner in owners]
+        self.covered = max(self.covered, min(reached, default=-1))
+        return self.covered
+
+    def _all_parts(self, owner: str, since: int) -> int:
+        reached = self._reached.get(owner, {})
+        if not reached or len(reached) < self._parts[owner] or min(reached.values()) <= since:
+            return -1
+        return min(reached.values())
