@@ -27,6 +27,8 @@ from whimbrel.core.protocols.machine import (
     Copied,
     Event,
     Failed,
+    Fenced,
+    Loaded,
     Migration,
     Ordered,
     Protocol,
@@ -34,7 +36,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
     Takeover,
 )
-from whimbrel.core.record import Aborted, Left, Move, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Warm
 
 PAGES = Path(__file__).parent.parent / "docs" / "protocols"
 BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
@@ -42,6 +44,8 @@ BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
 KEYS = Selection(keys=frozenset({"k"}))
 EVENTS: dict[str, Event] = {
     "Ordered": Ordered(),
+    "Fenced": Fenced(),
+    "Loaded": Loaded(),
     "Ready": Ready("m1", "destination", 0, 1),
     "Warm": Warm("m1", "destination", 0, 1),
     "Takeover": Takeover(),
@@ -55,6 +59,7 @@ EVENTS: dict[str, Event] = {
     "Aborted (source)": Aborted("m1", "source", 0, 1),
     "Aborted (destination)": Aborted("m1", "destination", 0, 1),
     "Started (here)": Started("here"),
+    "Evicted": Evicted("m1", "source", 0, 1),
 }
 
 

@@ -23,8 +23,11 @@ from whimbrel.core.protocols.machine import (
     CopyCheckpoint,
     Event,
     Failed,
+    Fenced,
     Forget,
     Line,
+    Load,
+    Loaded,
     Migration,
     Ordered,
     Protocol,
@@ -35,8 +38,8 @@ from whimbrel.core.protocols.machine import (
     Takeover,
     stay,
 )
-from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
-from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Warm
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
 EVENTS: dict[type, Event] = {
@@ -52,6 +55,9 @@ EVENTS: dict[type, Event] = {
     Copied: Copied(7),
     Started: Started("edge"),
     Failed: Failed("no disk"),
+    Fenced: Fenced(),
+    Loaded: Loaded({"r": 7}, 3, 40),
+    Evicted: Evicted("m1", "a", 0, 1),
 }
 
 
@@ -146,7 +152,7 @@ def test_every_phase_can_be_reached_and_left(protocol: Protocol) -> None:
             for variant in variants(event):
                 subject = migration(protocol, phase)
                 if phase not in (ORDERED, DONE, ABORTED):  # the other side has said its part
-                    subject.heard = {"Left a": machine.Heard(1, {0}), "Opened b": machine.Heard(1, {0})}
+                    subject.heard = {said: machine.Heard(1, {0}) for said in ("Left a", "Opened b", "Ready b")}
                 machine.handle(protocol, subject, variant)
                 if subject.phase not in reached:
                     reached.add(subject.phase)
@@ -162,7 +168,8 @@ def variants(event: type) -> list[Event]:
 
 def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
     with pytest.raises(
-        UnknownName, match="unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, replicate, restart"
+        UnknownName,
+        match="unknown protocol 'teleport'; there is: fetch, fluid, live, pause, push, replicate, restart, restore",
     ):
         protocol_named("teleport")
 
@@ -425,3 +432,76 @@ def test_answers_that_are_repeated_do_no_harm() -> None:
     tell(Started("edge"))
     for event in (Started("edge"), Copied(7), Stopped(), Ordered(), Abandoned("late")):
         assert tell(event) == (DONE, [])
+
+
+# ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_happy_path_of_a_restoration() -> None:
+    tell = Told("restore")
+    assert tell(Ordered()) == ("fencing", [Fence(tell.move)])
+    assert tell.resume == [Fence(tell.move)]
+    assert tell(Fenced()) == ("loading", [Load(tell.move)])
+    assert tell.resume == [Load(tell.move)]
+    assert tell(Loaded({"r": 7}, 3, 40)) == ("loading", [])
+    assert tell(notice(Ready, "b", 0, 2)) == ("loading", [])
+    assert tell(notice(Ready, "b", 1, 2)) == ("replaying", [Restore(tell.move, {"r": 7})])
+    assert tell.resume == [Restore(tell.move, {"r": 7})]
+    assert tell(notice(Opened, "b", 0, 2)) == ("replaying", [])
+    assert tell(notice(Opened, "b", 1, 2)) == (DONE, [])
+    assert (tell.resume, tell.migration.keys, tell.migration.state_bytes) == ([], 3, 40)
+
+
+def test_who_is_ready_before_the_answer_waits_for_it() -> None:
+    """Its coordinator died before it could note from where on the routers must read their logs again."""
+    tell = Told("restore")
+    tell(Ordered())
+    tell(Fenced())
+    assert tell(notice(Ready, "b")) == ("loading", [])
+    assert tell(Loaded({"r": 7})) == ("replaying", [Restore(tell.move, {"r": 7})])
+    assert tell(Loaded({"r": 9})) == ("replaying", [])
+    assert tell.migration.since == {"r": 7}
+
+
+@pytest.mark.parametrize("past", [[Ordered()], [Ordered(), Fenced()], [Ordered(), Fenced(), Loaded()]])
+def test_a_restoration_that_is_called_off_clears_its_destination(past: list[Event]) -> None:
+    tell = Told("restore")
+    for event in past:
+        tell(event)
+    off: list[Command] = [Announce(Kind.ABORT, tell.move, "b")]
+    assert tell(Abandoned("another site")) == (ABORTED, off)
+    assert tell.resume == off
+    assert tell(notice(Aborted, "b")) == (ABORTED, [])
+    assert (tell.resume, tell.migration.reason) == ([], "another site")
+
+
+def test_there_is_no_return_once_the_routers_replay() -> None:
+    tell = Told("restore")
+    for event in (Ordered(), Fenced(), Loaded(), notice(Ready, "b")):
+        tell(event)
+    assert tell(Abandoned("enough")) == ("replaying", [])
+
+
+def test_the_lost_one_may_come_back_at_any_time() -> None:
+    tell = Told("restore")
+    for event in (Ordered(), Fenced(), Loaded(), notice(Ready, "b"), notice(Opened, "b")):
+        tell(event)
+        assert not tell.migration.has_heard(Evicted, "a")
+    assert tell(notice(Evicted, "a")) == (DONE, [])
+    assert tell.migration.has_heard(Evicted, "a")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_a_migration_that_a_restoration_ends_is_aborted_in_any_phase_and_says_nothing_more(protocol: Protocol) -> None:
+    for phase in phases(protocol) - {DONE, ABORTED}:
+        subject = migration(protocol, phase)
+        machine.end(subject, "m9", 7)
+        assert (subject.phase, subject.ended_by, subject.reason) == (ABORTED, "m9", "m9 restores its keys")
+        assert subject.story[-1] == Line(phase, "Ended: m9 restores its keys", 7)
+        for event in EVENTS.values():
+            assert machine.handle(protocol, subject, event) == []
+            assert subject.phase == ABORTED
+        assert machine.resume(protocol, subject) == []
+    over = migration(protocol, DONE)
+    machine.end(over, "m9")
+    assert (over.phase, over.ended_by) == (DONE, "")

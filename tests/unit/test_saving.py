@@ -45,7 +45,7 @@ class Store:
                 if isinstance(taken, Saved):
                     self.saved.append(taken)
                 else:
-                    self.versions += taken
+                    self.versions += [version for _, version in taken]
 
     def seen(self) -> dict[str, list[str]]:
         """By key: what it had seen when it was last saved."""
@@ -255,7 +255,8 @@ def test_a_large_key_that_begins_again_begins_from_nothing() -> None:
     assert versions[:-1] == [[]] * (len(posts) - 1)
     last = versions[-1]
     assert isinstance(last, list)
-    assert wire.unpack(last[0].luggage, Luggage) == a.entries["k"].saved
+    [(saving, version)] = last
+    assert (saving, wire.unpack(version.luggage, Luggage)) == (("r", 2), a.entries["k"].saved)
 
 
 # ── What is covered ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,34 +268,41 @@ def saved(instance: str, reached: int, part: int = 0, parts: int = 1, src: str =
 
 def test_covered_is_what_all_parts_of_all_owners_have_reached() -> None:
     coverage = Coverage("r")
-    assert coverage.advance(["a"], {}) == -1
+    assert coverage.advance(["a"], {}, 999) == -1
     coverage.note(saved("a", 9, 0, 2))
-    assert coverage.advance(["a"], {}) == -1, "one part is missing"
+    assert coverage.advance(["a"], {}, 999) == -1, "one part is missing"
     coverage.note(saved("a", 7, 1, 2))
-    assert coverage.advance(["a"], {}) == 7
-    assert coverage.advance(["a", "b"], {}) == 7, "what is covered once is covered for ever"
+    assert coverage.advance(["a"], {}, 999) == 7
+    assert coverage.advance(["a", "b"], {}, 999) == 7, "what is covered once is covered for ever"
     coverage.note(saved("a", 20, 0, 2))
     coverage.note(saved("a", 20, 1, 2))
-    assert coverage.advance(["a", "b"], {}) == 7
+    assert coverage.advance(["a", "b"], {}, 999) == 7
     coverage.note(saved("b", 15))
-    assert coverage.advance(["a", "b"], {}) == 15
+    assert coverage.advance(["a", "b"], {}, 999) == 15
     coverage.note(saved("b", 12))
-    assert coverage.advance(["b"], {}) == 15
+    assert coverage.advance(["b"], {}, 999) == 15
 
 
 def test_who_has_gained_keys_must_have_reached_that_place() -> None:
     coverage = Coverage("r")
     coverage.note(saved("b", 80))
-    assert coverage.advance(["b"], {"b": 90}) == -1
+    assert coverage.advance(["b"], {"b": 90}, 999) == -1
     coverage.note(saved("b", 100))
-    assert coverage.advance(["b"], {"b": 90}) == 100
+    assert coverage.advance(["b"], {"b": 90}, 999) == 100
 
 
 def test_another_router_has_another_ruler() -> None:
     coverage = Coverage("r")
     coverage.note(saved("a", 50, src="q"))
-    assert coverage.advance(["a"], {}) == -1
+    assert coverage.advance(["a"], {}, 999) == -1
+
+
+def test_a_router_that_comes_back_does_not_know_who_owns_what() -> None:
+    coverage = Coverage("r")
+    coverage.note(saved("a", 50))
+    assert coverage.advance(["a"], {}, 50) == -1, "it has not even sent that SAVE again"
+    assert coverage.advance(["a"], {}, 51) == 50
 
 
 def test_where_nobody_owns_nothing_is_covered() -> None:
-    assert Coverage("r").advance([], {}) == -1
+    assert Coverage("r").advance([], {}, 999) == -1

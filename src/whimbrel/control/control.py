@@ -28,7 +28,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, Retry, UnknownName
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
-from whimbrel.core.record import Aborted, Left, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready, Warm
 from whimbrel.core.router import RouteTable
 from whimbrel.log.folder import Logs
 from whimbrel.site.links import Given, check_pair, links_of
@@ -261,7 +261,7 @@ class Control:
 
     # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> None:
         """A notice of an instance."""
         self.orchestrator.hear(stage, notice)
 

@@ -22,7 +22,7 @@ from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
-from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.log import codec
 
@@ -155,7 +155,7 @@ class Orchestrator:
             migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
         return planned, [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> None:
         """A notice of an instance."""
         self.tell(stage, notice.move, notice)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from whimbrel.core.record import Aborted, Left, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready, Warm
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.site.status import SiteStatus
 
@@ -122,7 +122,7 @@ class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
 class OrchestratorPort(Protocol):
     """The orchestrator, as gateway and sites reach it."""
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted) -> None:
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> None:
         """A notice of an instance."""
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:

@@ -27,6 +27,14 @@ class Receiver(msgspec.Struct):
         """Whether keys stand still until their parcel comes, and live as soon as it is here."""
         return False
 
+    def is_silent(self, src: str) -> bool:
+        """Whether another instance speaks for the keys that come through this router."""
+        raise NotImplementedError
+
+    def silences(self, record: Record) -> bool:
+        """The emission filter: whether a record's results are thrown away."""
+        return self.is_silent(record.src)
+
     def join(self, instance: Instance, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
         """A key's luggage, or None while pieces of it are under way."""
         if parcel.pieces == 1:
@@ -41,7 +49,8 @@ class Receiver(msgspec.Struct):
         """The keys are ours for good."""
         instance.epochs.put(move.selection, move.epoch)
         del instance.moves.arrivals[move.id]
-        out.notices.append(Opened(move.id, instance.name, instance.part, instance.parts))
+        part = (move.id, instance.name, instance.part, instance.parts)
+        out.notices.append(Opened(*part, move.selection, move.epoch))
 
 
 class Arrival(Receiver, tag=True):

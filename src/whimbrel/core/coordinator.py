@@ -26,7 +26,7 @@ from whimbrel.core.protocols.machine import (
     Protocol,
 )
 from whimbrel.core.protocols.replicate import WAITING
-from whimbrel.core.record import Aborted, Move
+from whimbrel.core.record import Aborted, Evicted, Move
 from whimbrel.core.router import RouteTable
 
 
@@ -52,6 +52,8 @@ class Coordinator:
         `options` are what the protocol lets one choose: fields of the move, and the plan of `fluid`.
         """
         rules = protocol_named(protocol)
+        if rules.routing == "replay":
+            raise Refused("what is restored is an instance that is lost: order its restoration")
         _check_options(rules, options)
         plan = options.pop("plan", "batched")
         planned: list[Migration] = []
@@ -73,6 +75,8 @@ class Coordinator:
         whole = protocol == "restart"
         there = {name for name, place in self.sites.items() if place == site} if whole else {destination}
         owners = sorted({*self.table.owners.values(selection)} - there)
+        for name in self.lost() & {*owners, destination}:
+            raise Refused(f"{name} is lost: its keys must be restored first, and it must be back")
         planned = []
         for number, owner in enumerate(owners):
             share = self.table.owners.select(owner, selection)
@@ -96,11 +100,79 @@ class Coordinator:
             planned.append(Migration(move, self.sites[owner], site))
         return planned
 
+    def plan_restore(self, lost: str, destination: str, id: str, **options: Any) -> Migration:
+        """What brings everything that a lost instance had, was sending or was to have, to another one. That may be
+        nothing: then it is at least known to be lost, and what could be undone without it is.
+
+        Raises, and changes nothing, if it cannot be done now. Starting it ends the migrations that `ended_by` lists.
+        """
+        _check_options(PROTOCOLS["restore"], options)
+        for name in (lost, destination):
+            if name not in self.sites:
+                raise UnknownName("instance", name, list(self.sites))
+        if destination == lost or destination in self.lost():
+            raise Refused(f"{destination} is lost: restore to another instance")
+        ends = [other for other in self.migrations.values() if self._needs(other, lost)]
+        for other in ends:
+            if other.move.protocol == "restore" and other.move.source == lost:
+                raise Conflict(f"migration {other.move.id} ({other.phase}) restores {lost}; wait for it or abort it")
+        selection = self.table.owners.select(lost)
+        for other in ends:
+            selection = selection.union(other.move.selection)
+        known = [self.table.next_epoch(selection), *(other.move.epoch + 1 for other in ends)]
+        move = Move(
+            id=id,
+            stage=self.stage,
+            protocol="restore",
+            source=lost,
+            destination=destination,
+            selection=selection,
+            epoch=max(known),
+            routers=self.routers,
+            routing="replay",
+            ends=frozenset(other.move.id for other in ends),
+            parties=frozenset({lost, *(end for o in ends for end in (o.move.source, o.move.destination))}),
+            **options,
+        )
+        self._check_free(move)
+        return Migration(move, self.sites[lost], self.sites[destination])
+
+    def _needs(self, migration: Migration, instance: str) -> bool:
+        """Whether a migration cannot come to its end without an instance: not if it can be undone without it."""
+        if migration.is_over or migration.phase == ORDERED:
+            return False
+        if migration.move.source == instance:
+            return True
+        rule = PROTOCOLS[migration.move.protocol].table.get((migration.phase, Abandoned))
+        return migration.move.destination == instance and rule is machine.stay and not _is_undoing(migration)
+
+    def lost(self) -> set[str]:
+        """Instances that are being restored elsewhere, or have been and have not come back since."""
+        begun = [m for m in self.migrations.values() if m.move.protocol == "restore" and m.has_begun]
+        away = {m.move.source for m in begun if not m.has_heard(Evicted, m.move.source)}
+        return away.union(self.interrupted()) if begun else away
+
+    def interrupted(self) -> list[str]:
+        """Lost instances whose keys nobody restores: an attempt was abandoned."""
+        last = {m.move.source: m for m in self.migrations.values() if m.move.protocol == "restore" and m.has_begun}
+        return [name for name, migration in last.items() if migration.phase == ABORTED and self._is_orphaned(migration)]
+
+    def _is_orphaned(self, restoration: Migration) -> bool:
+        """Whether its keys are still as it has claimed them."""
+        move = restoration.move
+        share = self.table.owners.select(move.source, move.selection)
+        return move.epoch in self.table.epochs.values(share)
+
+    def ended_by(self, migration: Migration) -> list[Migration]:
+        """The migrations that a restoration ends."""
+        return [self.migrations[id] for id in sorted(migration.move.ends) if id in self.migrations]
+
     def _check_free(self, move: Move) -> None:
         for other in self.unsettled():
-            whole = "restart" in (move.protocol, other.move.protocol) and bool(
-                {move.source, move.destination} & {other.move.source, other.move.destination}
-            )
+            ends = {other.move.source, other.move.destination}
+            if other.move.id in move.ends or (move.routing == "replay" and not other.has_begun and move.source in ends):
+                continue  # it ends with the restoration, or never begins
+            whole = "restart" in (move.protocol, other.move.protocol) and bool({move.source, move.destination} & ends)
             if other.is_over and other.move.destination != move.destination:
                 continue
             second = move.protocol == "replicate" and other.move.destination == move.destination
@@ -115,10 +187,9 @@ class Coordinator:
         return (migration for migration in self.migrations.values() if not self._is_settled(migration))
 
     def _is_settled(self, migration: Migration) -> bool:
-        if migration.phase != ABORTED or migration.move.protocol == "restart":
+        if migration.phase != ABORTED or migration.move.protocol == "restart" or migration.ended_by:
             return migration.is_over
-        begun = any(line.event == Ordered.__name__ for line in migration.story)
-        return not begun or migration.has_heard(Aborted, migration.move.destination)
+        return not migration.has_begun or migration.has_heard(Aborted, migration.move.destination)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,9 +214,11 @@ class Coordinator:
         if id not in self.migrations:
             raise UnknownName("migration", id, list(self.migrations))
         migration = self.migrations[id]
-        was_over = migration.phase == DONE
+        was = migration.phase
         commands = machine.handle(PROTOCOLS[migration.move.protocol], migration, event, now_us)
-        if migration.phase == DONE and not was_over:
+        if was == ORDERED and migration.has_begun:
+            self._claim(migration, now_us)
+        if migration.phase == DONE and was != DONE:
             self._settle(migration)
         return commands
 
@@ -160,7 +233,18 @@ class Coordinator:
                 told.append((migration.move.id, Abandoned("an earlier turn of its plan was aborted")))
             elif before == {DONE}:
                 told.append((migration.move.id, Ordered()))
-        return told + self._outlived()
+        return told + self._outlived() + self._hopeless()
+
+    def _hopeless(self) -> list[tuple[str, Event]]:
+        """Migrations to a lost instance that can still be undone, or that need one and have not begun."""
+        lost = self.lost()
+        found: list[tuple[str, Event]] = []
+        for one in self.migrations.values() if lost else ():
+            ends = {one.move.destination} if one.has_begun else {one.move.source, one.move.destination}
+            rule = PROTOCOLS[one.move.protocol].table.get((one.phase, Abandoned))
+            if not one.is_over and rule is not machine.stay and ends & lost and one.move.protocol != "restart":
+                found.append((one.move.id, Abandoned(f"{min(ends & lost)} is lost")))
+        return found
 
     def _outlived(self) -> list[tuple[str, Event]]:
         """Standbys whose keys move in another way, or have moved."""
@@ -179,6 +263,13 @@ class Coordinator:
             or any(selection.overlaps(one.move.selection) for selection in movers)
         ]
 
+    def _claim(self, migration: Migration, now_us: int = 0) -> None:
+        """A restoration has begun: what it restores belongs to the lost one until it is done, and to no other move."""
+        if migration.move.protocol == "restore":
+            self.table.orphan(migration.move, migration.move.source)
+            for other in self.ended_by(migration):
+                machine.end(other, migration.move.id, now_us)
+
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
             if migration.move.source in self.sites:  # or it has been scaled away since
@@ -194,9 +285,16 @@ class Coordinator:
         self.migrations[migration.move.id] = migration
         if migration.turn and migration.phase == ORDERED:
             self._queued.append(migration)
+        if migration.has_begun:
+            self._claim(migration)
         if migration.phase == DONE:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
+
+
+def _is_undoing(migration: Migration) -> bool:
+    """Whether it is being undone: its source answers, whatever becomes of its destination."""
+    return (migration.phase, Aborted) in PROTOCOLS[migration.move.protocol].table
 
 
 def is_waiting_standby(migration: Migration) -> bool:

@@ -9,17 +9,27 @@ destination's first results can be here before the source's last ones. So a key 
 
 Why this is enough: only the owner of an epoch emits results of it (emission filter), in the key's order; its CLOSED
 stands in its outbox behind the last of them; and the gate reads each outbox in order.
+
+If an owner is lost, nobody waits for its CLOSED: a fence closes its epochs for good, and what it still says is refused.
+A restoration must know up to which `seq` each key's results are out. So what operators give up takes the same way as
+results. And it must use no version of a key that is ahead of its results, for the records between would not be
+applied again. So the gate confirms savings: SAVED stands in an outbox behind the results that go with it, and counts
+
+    at once                   if its instance speaks for all keys that it owns
+    when those have closed    if it owns keys whose former owners may still speak: they are in its savings as well
+    never                     from a fence on, until it has dropped the keys that were taken from it
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.keys import KeyMap
-from whimbrel.core.record import Closed, Result
+from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
+
+Letter = tuple[Parked, str, int]
+"""What an operator gave up, the outbox that says so, and its place there."""
 
 
 class Snapshot(msgspec.Struct):
@@ -28,6 +38,11 @@ class Snapshot(msgspec.Struct):
     epochs: tuple[list[int], dict[str, int]]
     held: list[Result]
     refused: int
+    letters: list[Letter] = []
+    ahead: list[Opened] = []
+    unsure: list[Saved] = []
+    evicted: list[Evicted] = []
+    fences: dict[str, list[str]] = {}
 
 
 class Gate:
@@ -36,6 +51,16 @@ class Gate:
     def __init__(self) -> None:
         self.epochs = KeyMap(0)
         self.held: dict[str, list[Result]] = {}
+        self.letters: list[Letter] = []
+        """Held back as results are."""
+        self.ahead: list[Opened] = []
+        """Who owns keys for which others may still speak."""
+        self.unsure: list[Saved] = []
+        """Savings of those."""
+        self.evicted: list[Evicted] = []
+        """Who has dropped what a restoration has taken from it."""
+        self.fences: dict[str, list[str]] = {}
+        """By restoration: who must."""
         self.refused = 0
         self._plain = True
         """Nothing has moved yet: every result is of epoch zero and passes."""
@@ -64,21 +89,83 @@ class Gate:
         self.refused += 1
 
     def close(self, closed: Closed) -> list[Result]:
-        """An epoch is closed: return what was held for the next one."""
+        """An epoch is closed: return what was held for the next one. It comes too late if a fence was faster."""
         self._plain = False
-        self.epochs.put(closed.selection, closed.epoch, closed.part, closed.parts)
+        self.epochs.lift(closed.selection, closed.epoch, closed.part, closed.parts)
         freed = [key for key in self.held if key in closed.selection]
         return self.offer([result for key in freed for result in self.held.pop(key)])
 
+    def park(self, letter: Letter) -> list[Letter]:
+        """Take in what an operator gave up; return it if it may go out now."""
+        return self._sort([letter])
+
+    def let_go(self) -> list[Letter]:
+        """After an epoch was closed: of what operators gave up, all that may go out now."""
+        letters, self.letters = self.letters, []
+        return self._sort(letters)
+
+    def _sort(self, letters: list[Letter]) -> list[Letter]:
+        released = []
+        for letter in letters:
+            current = self.current(letter[0].key)
+            if letter[0].epoch == current:
+                released.append(letter)
+            elif letter[0].epoch > current:
+                self.letters.append(letter)
+            else:
+                self.refused += 1
+        return released
+
+    def fence(self, move: Move) -> None:
+        """Close all epochs before a restoration's, for good: what is held of them, or comes of them, is refused."""
+        self._plain = False
+        self.epochs.lift(move.selection, move.epoch)
+        self.fences[move.id] = sorted(move.parties)
+        self.unsure = [saved for saved in self.unsure if not self._is_barred(saved)]
+        fenced = [key for key in self.held if key in move.selection]
+        released = self.offer([result for key in fenced for result in self.held.pop(key)])
+        assert not released, "nobody speaks in an epoch that has just begun"
+
+    # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def note(self, notice: Opened | Evicted) -> None:
+        """Somebody owns keys, or has dropped some, and will save all others anew."""
+        if isinstance(notice, Opened):
+            self.ahead.append(notice)
+        else:
+            self.evicted.append(notice)
+            part = (notice.instance, notice.part)
+            self.unsure = [saved for saved in self.unsure if (saved.instance, saved.part) != part]
+
+    def confirm(self, *savings: Saved) -> list[Saved]:
+        """Take in what parts say they have saved; return all that counts now. To be asked after each close as well."""
+        self.ahead = [
+            one for one in self.ahead if any(epoch < one.epoch for epoch in self.epochs.values(one.selection))
+        ]
+        early = {one.instance for one in self.ahead}
+        known = [saved for saved in (*self.unsure, *savings) if not self._is_barred(saved)]
+        self.unsure = [saved for saved in known if saved.instance in early]
+        return [saved for saved in known if saved.instance not in early]
+
+    def _is_barred(self, saved: Saved) -> bool:
+        part = (saved.instance, saved.part)
+        dropped = {one.move for one in self.evicted if (one.instance, one.part) == part}
+        return any(saved.instance in parties for id, parties in self.fences.items() if id not in dropped)
+
+    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+
     def snapshot(self) -> bytes:
         """What lasts."""
-        held: Iterable[list[Result]] = self.held.values()
-        return wire.pack(Snapshot(self.epochs.dump(), [result for results in held for result in results], self.refused))
+        held = [result for results in self.held.values() for result in results]
+        savings = (self.ahead, self.unsure, self.evicted, self.fences)
+        return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *savings))
 
     def restore(self, blob: bytes) -> None:
         """Become what a snapshot describes."""
         snapshot = wire.unpack(blob, Snapshot)
         self.epochs.restore(snapshot.epochs)
-        self.refused, self._plain = snapshot.refused, False
+        self.refused, self.letters, self._plain = snapshot.refused, snapshot.letters, False
+        self.ahead, self.unsure = snapshot.ahead, snapshot.unsure
+        self.evicted, self.fences = snapshot.evicted, snapshot.fences
         for result in snapshot.held:
             self.held.setdefault(result.key, []).append(result)

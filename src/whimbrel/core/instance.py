@@ -7,7 +7,8 @@ An instance may be cut into parts (Spark calls one part a group): each holds the
 knows nothing of the others. Markers and ticks reach every part.
 
 Reading order: `apply` → `_serve` is the whole life of a record while nothing moves. What a part does while keys leave
-is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py.
+is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py. What goes to the
+central store is in saving.py, what comes out of it in restoration.py.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from whimbrel.core.record import (
     Shipped,
 )
 from whimbrel.core.replica import Replication, Standby
+from whimbrel.core.restoration import Restoration, evict
 from whimbrel.core.saving import Saving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
@@ -128,8 +130,7 @@ class Instance:
     def apply(self, records: Sequence[Record]) -> Emissions:
         """Apply one batch, in order: control lane first, then data by offset."""
         out = Emissions()
-        diverted = self.moves.arrivals or any(departure.closed for departure in self.moves.departures.values())
-        is_plain = not diverted and not any(map(_KIND, records))
+        is_plain = not self.moves.are_diverting and not any(map(_KIND, records))
         if is_plain:
             for record in records:
                 self._serve(record, out)
@@ -273,7 +274,7 @@ class Instance:
         reason = f"{type(error).__name__}: {error}"
         event = record.body if record.kind == Kind.DATA else {"timer": entry.timers[0]}
         told = msgspec.json.encode(event, enc_hook=repr).decode()
-        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, told))
+        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, told, record.epoch))
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -281,11 +282,11 @@ class Instance:
         """Fire the timers that are due, of the keys whose records come through the tick's router.
 
         Only there has a tick an exact place in the key's stream, the same at every instance that follows it.
-        A tick that a router held back together with a move's records is for the keys of that move alone.
+        A tick that a router held back or replays, together with a move's records, is for the keys of that move alone.
         """
         if not self._timed:
             return
-        held_for = wire.unpack(record.body, Move).selection if record.body else None
+        held_for = wire.unpack(record.body, Move) if record.body else None
         for role in (*self.moves.arrivals.values(), *self.moves.departures.values()):
             role.note_tick(record)
         later: list[tuple[int, str]] = []
@@ -294,11 +295,11 @@ class Instance:
             entry = self.entries.get(key)
             if entry is None or not entry.timers or entry.timers[0] != moment:
                 continue
-            elsewhere = entry.src != record.src or (held_for is not None and key not in held_for)
-            if elsewhere or record.seq <= entry.seq or self._is_frozen(key, entry.src):
+            elsewhere = entry.src != record.src or (held_for is not None and key not in held_for.selection)
+            if elsewhere or record.seq <= entry.seq or self._is_frozen(key, entry.src, held_for):
                 later.append((moment, key))
             else:
-                self.expire(entry, key, record, out, self._is_shadow(key, entry.src))
+                self.expire(entry, key, record, out, self._is_shadow(record._replace(key=key)))
         for item in later:
             heappush(self._due, item)
 
@@ -331,14 +332,14 @@ class Instance:
         LAPSED: _lapse,
     }
 
-    def _is_frozen(self, key: str, src: str) -> bool:
+    def _is_frozen(self, key: str, src: str, held_for: Move | None) -> bool:
         """Whether the key's time stands still here: it has left, or waits between two owners."""
         return any(d.is_frozen(src) and key in d.move.selection for d in self.moves.departures.values()) or any(
-            a.takes(key) and a.is_frozen(self, key, src) for a in self.moves.arrivals.values()
+            a.takes(key) and a.move != held_for and a.is_frozen(self, key, src) for a in self.moves.arrivals.values()
         )
 
-    def _is_shadow(self, key: str, src: str) -> bool:
-        return any(arrival.is_silent(src) and arrival.takes(key) for arrival in self.moves.arrivals.values())
+    def _is_shadow(self, tick: Record) -> bool:
+        return any(arrival.takes(tick.key) and arrival.silences(tick) for arrival in self.moves.arrivals.values())
 
     def epoch_of(self, key: str, src: str) -> int:
         """The epoch in which a key is here."""
@@ -350,6 +351,8 @@ class Instance:
     # ── Moves: who is concerned ──────────────────────────────────────────────────────────────────────────────────
 
     def _data(self, record: Record, out: Emissions) -> None:
+        if any(eviction.drops(record) for eviction in self.moves.evictions.values()):
+            return
         for arrival in self.moves.arrivals.values():
             if arrival.takes(record.key):
                 arrival.follow(self, record, out)
@@ -360,16 +363,22 @@ class Instance:
             self._serve(record, out)
 
     def _mark(self, record: Record, out: Emissions) -> None:
-        self._role(wire.unpack(record.body, Move)).mark(self, Kind(record.kind), record, out)
+        move = wire.unpack(record.body, Move)
+        if move.id not in self.moves.ended:
+            self._role(move).mark(self, Kind(record.kind), record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
         move = wire.unpack(record.body, Move)
+        if move.id in self.moves.ended:
+            return
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
             self._role(move)
 
-    def _role(self, move: Move) -> Departure | SwitchOut | Arrival | SwitchIn:
+    def _role(self, move: Move) -> Departure | SwitchOut | Arrival | SwitchIn | Restoration:
         """Our part in a move; a new one if we hear of it for the first time."""
         self._moved = True
+        if move.routing == "replay":
+            return self.moves.arrivals.setdefault(move.id, Restoration(move=move))
         if move.source == self.name:
             fresh = SwitchOut(move=move) if move.switch else Departure(move=move)
             return self.moves.departures.setdefault(move.id, fresh)
@@ -379,20 +388,26 @@ class Instance:
         arrival.move = move
         return arrival
 
+    def _is_off(self, move: str) -> bool:
+        """Whether nothing that is still said of a move counts here."""
+        return move in self.moves.aborted or move in self.moves.ended
+
     def _parcel(self, record: Record, out: Emissions) -> None:
         parcel = wire.unpack(record.body, Parcel)
-        if parcel.move not in self.moves.aborted:
+        if not self._is_off(parcel.move):
             self._moved = True
             self.moves.arrivals.setdefault(parcel.move, Arrival()).install(self, parcel, out)
 
     def _shipped(self, record: Record, out: Emissions) -> None:
         shipped = wire.unpack(record.body, Shipped)
-        if shipped.move not in self.moves.aborted:
+        if not self._is_off(shipped.move):
             self._moved = True
             self.moves.arrivals.setdefault(shipped.move, Arrival()).complete(self, shipped, out)
 
     def _passed(self, record: Record, out: Emissions) -> None:
         passed = wire.unpack(record.body, Passed)
+        if self._is_off(passed.move):
+            return
         arrival = self.moves.arrivals[passed.move]
         assert isinstance(arrival, SwitchIn)
         self._moved = True
@@ -400,6 +415,8 @@ class Instance:
 
     def _hint(self, record: Record, out: Emissions) -> None:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
+        if self._is_off(id):
+            return
         departure = self.moves.departures[id]
         assert isinstance(departure, SwitchOut)
         departure.hint(self, keys)
@@ -412,6 +429,8 @@ class Instance:
 
     def _replicate(self, record: Record, out: Emissions) -> None:
         move = wire.unpack(record.body, Move)
+        if self._is_off(move.id):
+            return
         self._moved = True
         if move.source == self.name:
             keys = {key for key in self.entries if key in move.selection}
@@ -422,6 +441,8 @@ class Instance:
     def _cease(self, record: Record, out: Emissions) -> None:
         """A standby is not wanted. We may never have heard of it: its coordinator died before it could tell us."""
         move = wire.unpack(record.body, Move)
+        if self._is_off(move.id):
+            return
         self._moved = True
         if move.source == self.name:
             self.moves.replications.pop(move.id, Replication(move=move)).cease(self, out)
@@ -454,6 +475,25 @@ class Instance:
             self.moves.saving = Saving.of(self)
         self.moves.saving.begin(self, record, save)
 
+    def _discard(self, record: Record, out: Emissions) -> None:
+        """A restoration takes keys away. Its destination may have heard of it before: then what is here is new."""
+        move = wire.unpack(record.body, Move)
+        self._moved = True
+        if move.id not in self.moves.evictions:
+            evict(self, move)
+        self.moves.evictions[move.id].mark(self, record, out)
+
+    def _restore_keys(self, record: Record, out: Emissions) -> None:
+        """Keys will come out of the store. Said again, it comes too late if they have come, and else begins anew."""
+        move = wire.unpack(record.body, Move)
+        known = self.moves.arrivals.get(move.id)
+        is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
+        if is_over or move.id in self.moves.ended or (isinstance(known, Restoration) and known.ready):
+            return
+        self._moved = True
+        evict(self, move)
+        self.moves.arrivals[move.id] = Restoration(move=move)
+
     _handlers: ClassVar[dict[int, Callable[[Instance, Record, Emissions], None]]] = {
         Kind.DATA: _data,
         Kind.TICK: _tick,
@@ -473,6 +513,8 @@ class Instance:
         Kind.REPLICA: _replica,
         Kind.REPLICATED: _replicated,
         Kind.SAVE: _save,
+        Kind.DISCARD: _discard,
+        Kind.RESTORE: _restore_keys,
     }
 
     # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────

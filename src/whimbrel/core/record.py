@@ -190,6 +190,8 @@ class Parcel(msgspec.Struct, frozen=True):
     """Units of which nothing is left at the source."""
     epochs: dict[str, int] = {}
     """To the store: the epoch in which each key is saved."""
+    saving: tuple[str, int] | None = None
+    """To the store: the saving it belongs to."""
     delivered: dict[str, int] = {}
     """From the store: up to which `seq` the results of keys are out; of keys without a version as well."""
 
@@ -228,20 +230,6 @@ class Save(msgspec.Struct, frozen=True):
     """Up to which `seq` the router has given everything on; above it, it may hold some records back."""
     budget: int = 8 << 20
     chunk: int = 1 << 20
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """One part has sent all that it had to save."""
-
-    instance: str
-    part: int
-    parts: int
-    src: str
-    """The router whose SAVE this answers."""
-    number: int
-    """The `seq` of that SAVE."""
-    reached: int
-    """Everything of this router up to here that the part was given, it has saved, or it has left with its key."""
 
 
 class Result(NamedTuple):
@@ -307,6 +295,9 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     instance: str
     part: int
     parts: int
+    selection: Selection = Selection()
+    epoch: int = 0
+    """The epoch it speaks in."""
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
@@ -316,6 +307,35 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
     instance: str
     part: int
     parts: int
+
+
+class Evicted(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part has dropped what it had of keys that a restoration brings back elsewhere."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+
+
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    """One part has sent all that it had to save: to the store, behind its versions, and as a notice, behind the
+    results that go with them. Only when the gate has let those out may the versions be used."""
+
+    instance: str
+    part: int
+    parts: int
+    src: str
+    """The router whose SAVE this answers."""
+    number: int
+    """The `seq` of that SAVE."""
+    reached: int
+    """Everything of this router up to here that the part was given, it has saved, or it has left with its key."""
+
+    @property
+    def saving(self) -> tuple[str, int]:
+        """Which of the part's savings it is."""
+        return self.src, self.number
 
 
 class Parked(msgspec.Struct, frozen=True, tag=True):
@@ -331,7 +351,7 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     """The epoch of the record: what a zombie parks is refused as its results are."""
 
 
-Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked
+Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked | Evicted | Saved
 
 
 class Post(NamedTuple):

@@ -5,6 +5,8 @@ order: whoever runs it keeps that order in a log, so that a router that died is 
 
     route(records)   → who gets which records: one instance, two during a move (dual), nobody yet (hold)
     apply(command)   → markers, each at an exact place between the records of every inbox concerned
+    save()           → the order to save, for everybody who has keys
+    replayed(...)    → records that went to a lost instance, once more, for who has its keys now
 
 A command may come twice; the second time nothing happens.
 """
@@ -17,7 +19,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, KeyMap, Selection
-from whimbrel.core.record import Kind, Move, Record, marker
+from whimbrel.core.record import Kind, Move, Record, Save, marker
 
 Routed = dict[str, list[Record]]
 """By instance: what is appended to its inbox, in order."""
@@ -41,7 +43,25 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     move: Move
 
 
-Command = Begin | Cutover | Abort
+class Fence(msgspec.Struct, frozen=True, tag=True):
+    """The owner of the move's keys is lost: nobody owns them from here on. Put DISCARD into the inboxes of all who had
+    something of them, and end the migrations that the move ends."""
+
+    move: Move
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """The move's keys belong to the destination: put their records into its inbox once more, then CUTOVER."""
+
+    move: Move
+    since: dict[str, int] = {}
+    """By router: from which `seq` on. All that is older is in the versions that the destination has."""
+
+
+Command = Begin | Cutover | Abort | Fence | Restore
+
+NOBODY = "@nobody"
+"""Who owns the keys of a lost instance until they are restored. Their records lie in the ingress log."""
 
 
 class Snapshot(msgspec.Struct):
@@ -50,6 +70,8 @@ class Snapshot(msgspec.Struct):
     owners: tuple[list[str], dict[str, str]]
     epochs: tuple[list[int], dict[str, int]]
     finished: set[str]
+    gained: dict[str, int] = {}
+    fenced: set[str] = set()
 
 
 class RouteTable:
@@ -62,6 +84,11 @@ class RouteTable:
     def hand_over(self, move: Move) -> None:
         """The move's keys belong to its destination."""
         self.owners.put(move.selection, move.destination)
+        self.epochs.put(move.selection, move.epoch)
+
+    def orphan(self, move: Move, owner: str) -> None:
+        """The move's keys have lost their owner."""
+        self.owners.put(move.selection, owner)
         self.epochs.put(move.selection, move.epoch)
 
     def next_epoch(self, selection: Selection) -> int:
@@ -80,6 +107,10 @@ class Router:
         """By move: the keys that its source knows to be needed at the destination."""
         self.finished: set[str] = set()
         """Moves that are cut over or aborted: what else is said of them comes too late."""
+        self.fenced: set[str] = set()
+        """Restorations whose keys have lost their owner."""
+        self.gained: dict[str, int] = {}
+        """By instance: the place in our stream where it last came by keys."""
 
     def route(self, records: Sequence[Record]) -> Routed:
         """Bind each record to its inbox or inboxes."""
@@ -110,23 +141,38 @@ class Router:
         for id, keys in hints.items():
             hint = marker(Kind.HINT, wire.pack((id, keys)), self.name, records[-1].seq, records[-1].ingress_us)
             routed.setdefault(self.moving[id].source, []).append(hint)
+        routed.pop(NOBODY, None)
         return routed
 
     def tick(self, seq: int, event_us: int, now_us: int) -> Routed:
         """Tell every instance that may hold keys of ours how late it is; those held back learn it in their order."""
         tick = Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, event_us, now_us, b"")
-        concerned = {*self.table.owners.by_bin, *self.table.owners.by_key.values()}
         for move in self.moving.values():
-            concerned.add(move.destination)
             if move.hold:
                 self.held[move.id].append(tick._replace(body=wire.pack(move)))
-        return {instance: [tick] for instance in sorted(concerned)}
+        return {instance: [tick] for instance in self._concerned()}
+
+    def save(self, save: Save, seq: int, now_us: int = 0) -> Routed:
+        """Tell everybody who may have keys of ours to save them. What is held back has been given to nobody yet."""
+        held = [records[0].seq for records in self.held.values() if records]
+        bound = min([save.bound, *(first - 1 for first in held)])
+        order = marker(Kind.SAVE, wire.pack(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
+        return {instance: [order] for instance in self._concerned()}
+
+    def owners(self) -> set[str]:
+        """Everybody who owns keys; `NOBODY` among them, if keys have lost their owner."""
+        return {*self.table.owners.by_bin, *self.table.owners.by_key.values()}
+
+    def _concerned(self) -> list[str]:
+        return sorted({*self.owners(), *(move.destination for move in self.moving.values())} - {NOBODY})
 
     def apply(self, command: Command, seq: int, now_us: int = 0) -> Routed:
         """Carry a command out, at this place of our stream."""
         move = command.move
         if move.id in self.finished:
             return {}
+        if isinstance(command, Fence):
+            return self._fence(move, seq, now_us)
         if isinstance(command, Begin):
             if move.id in self.moving:
                 return {}
@@ -134,18 +180,53 @@ class Router:
             self.held[move.id] = []
             self.hinted[move.id] = set()
             if move.switch:
-                self.table.hand_over(move)
+                self._hand_over(move, seq)
             return self._markers(Kind.BEGIN, move, seq, now_us)
         kind, owner = Kind.ABORT, move.source
-        if isinstance(command, Cutover):
+        if isinstance(command, Cutover | Restore):
             kind, owner = Kind.CUTOVER, move.destination
-            self.table.hand_over(move)
-        self.moving.pop(move.id, None)
-        self.hinted.pop(move.id, None)
-        self.finished.add(move.id)
+            self._hand_over(move, seq)
+        self._finish(move.id)
+        if isinstance(command, Restore):
+            return {owner: [marker(kind, wire.pack(move), self.name, seq, now_us)]}
         routed = self._markers(kind, move, seq, now_us)
         routed[owner].extend(self._stamped(record) for record in self.held.pop(move.id, []))
         return routed
+
+    def replays(self, command: Restore) -> bool:
+        """Whether our log must be read again for a command: not if it has been, nor if the lost one had no keys. Then
+        nothing keeps the log from being trimmed, either."""
+        return command.move.id not in self.finished and bool(command.move.selection)
+
+    def replayed(self, command: Restore, records: Sequence[Record]) -> list[Record]:
+        """What the destination gets of an older entry of our log, ahead of what `apply` answers to the command."""
+        move, since = command.move, command.since.get(self.name, 0)
+        if records[0].kind == Kind.TICK:
+            return [record._replace(body=wire.pack(move)) for record in records if record.seq >= since]
+        return [
+            record._replace(epoch=move.epoch)
+            for record in records
+            if record.kind == Kind.DATA and record.seq >= since and record.key in move.selection
+        ]
+
+    def _fence(self, move: Move, seq: int, now_us: int) -> Routed:
+        if move.id in self.fenced:
+            return {}
+        self.fenced.add(move.id)
+        for id in move.ends:
+            self._finish(id)
+            self.held.pop(id, None)
+        self.table.orphan(move, NOBODY)
+        return {name: [marker(Kind.DISCARD, wire.pack(move), self.name, seq, now_us)] for name in sorted(move.parties)}
+
+    def _hand_over(self, move: Move, seq: int) -> None:
+        self.table.hand_over(move)
+        self.gained[move.destination] = seq
+
+    def _finish(self, id: str) -> None:
+        self.moving.pop(id, None)
+        self.hinted.pop(id, None)
+        self.finished.add(id)
 
     def _markers(self, kind: Kind, move: Move, seq: int, now_us: int) -> Routed:
         record = marker(kind, wire.pack(move), self.name, seq, now_us)
@@ -166,11 +247,12 @@ class Router:
         """Where a replay may start from; None while something moves: then it starts from an earlier one."""
         if self.moving:
             return None
-        return wire.pack(Snapshot(self.table.owners.dump(), self.table.epochs.dump(), self.finished))
+        routes = (self.table.owners.dump(), self.table.epochs.dump())
+        return wire.pack(Snapshot(*routes, self.finished, self.gained, self.fenced))
 
     def restore(self, blob: bytes) -> None:
         """Become what a snapshot describes."""
         snapshot = wire.unpack(blob, Snapshot)
         self.table.owners.restore(snapshot.owners)
         self.table.epochs.restore(snapshot.epochs)
-        self.finished = snapshot.finished
+        self.finished, self.gained, self.fenced = snapshot.finished, snapshot.gained, snapshot.fenced

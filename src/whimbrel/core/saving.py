@@ -7,8 +7,13 @@ keys, and a key is restored anywhere from its newest version and its records beh
 
 SAVE has a place between the records, like a tick: when a part meets it, it has been given everything before. What has
 changed since the last SAVE leaves at the end of the batch, as much as the byte budget allows, the rest with the batches
-that follow; then the part says SAVED, and up to where that reaches. While keys are coming it reaches no further than
-before: their states may be under way. Who never meets SAVE keeps no book.
+that follow; then the part says SAVED, and up to where that reaches. That is no further than before while keys are
+coming, whose states may be under way, or while keys leave that a router still counts as ours. Who never meets SAVE
+keeps no book.
+
+A version contains records whose results may never get out, if its writer is lost the next moment. So SAVED is said
+twice: to the store, behind the versions, and in the outbox, behind the results. The versions of a saving count only
+when the gate has confirmed it (gate.py), and nobody restores from others.
 """
 
 from __future__ import annotations
@@ -41,8 +46,10 @@ class Saving(Sender, kw_only=True):
     """What is to be said when all of them have been."""
     later: list[Saved] = []
     """What was asked for meanwhile: their turn comes when the queue is empty, or a busy part would never say SAVED."""
+    sizes: tuple[int, int] = (1, 1)
+    """Budget and chunk of the next ones: a large key that is being carried is cut as it was begun."""
     reached: dict[str, int] = {}
-    """By router: up to where everything is in a saving, once the queue is empty."""
+    """By router: what was said last."""
     epoch: int = 0
     """In which epoch the large key is saved that is being carried."""
 
@@ -63,10 +70,8 @@ class Saving(Sender, kw_only=True):
 
     def begin(self, instance: Instance, record: Record, save: Save) -> None:
         """SAVE has come: everything before it has been applied here, or waits for keys that are coming."""
-        self.move = msgspec.structs.replace(self.move, budget=save.budget, chunk=save.chunk)
-        if not instance.moves.arrivals:
-            self.reached[record.src] = max(self.reached.get(record.src, -1), save.bound)
-        reached = self.reached.get(record.src, -1)
+        self.sizes = (save.budget, save.chunk)
+        reached = -1 if instance.moves.arrivals else save.bound
         self.later.append(Saved(instance.name, instance.part, instance.parts, record.src, record.seq, reached))
 
     def ship(self, instance: Instance, out: Emissions) -> None:
@@ -93,11 +98,31 @@ class Saving(Sender, kw_only=True):
                 room -= len(saved.state) + OVERHEAD
         self.pack(instance, loads, out)
         if not self.queue and not self.carried:
-            for answer in self.asked:
-                self.send(instance, Kind.SAVED, answer, out)
-            self.asked = []
+            self._answer(instance, out)
         if self.is_shipping:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
+
+    def _answer(self, instance: Instance, out: Emissions) -> None:
+        for answer in self.asked:
+            src = answer.src
+            before = self.reached.get(src, -1)
+            self.reached[src] = before if self._is_early(instance, src) else max(before, answer.reached)
+            answer = msgspec.structs.replace(answer, reached=self.reached[src])
+            self.send(instance, Kind.SAVED, answer, out)
+            out.notices.append(answer)
+        self.asked = []
+
+    def _is_early(self, instance: Instance, src: str) -> bool:
+        """Whether keys are gone, their last changes unsaved, that a router still counts as ours."""
+        moves = instance.moves
+        leaving = any(role.closed and src not in role.begun for role in moves.departures.values())
+        return leaving or any(src not in eviction.seen for eviction in moves.evictions.values())
+
+    def give_up(self, instance: Instance) -> None:
+        """Keys have been taken away: what is being saved never ends, and all that is left must be saved once more."""
+        self.put_down(instance)
+        self.queue, self.asked = [], []
+        self.lacking = set(instance.entries)
 
     def _line_up(self, instance: Instance) -> None:
         """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
@@ -105,13 +130,14 @@ class Saving(Sender, kw_only=True):
         coming = {key for key in self.lacking if any(arrival.takes(key) for arrival in arrivals)} if arrivals else set()
         self.queue, self.lacking = sorted(self.lacking - coming, reverse=True), coming
         self.asked, self.later = self.later, []
+        self.move = msgspec.structs.replace(self.move, budget=self.sizes[0], chunk=self.sizes[1])
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
         """Post a message to the store; a parcel says in which epoch each of its keys is."""
         if isinstance(body, Parcel):
             large = body.pieces > 1
             epochs = {k: self.epoch if large else instance.epoch_of(k, bag.src) for k, bag in body.keys.items()}
-            body = msgspec.structs.replace(body, epochs=epochs)
+            body = msgspec.structs.replace(body, epochs=epochs, saving=self.asked[-1].saving)
         super().send(instance, kind, body, out, bin)
 
 
@@ -145,11 +171,12 @@ class Assembly:
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
 
-    def take(self, kind: int, body: bytes) -> list[Version] | Saved:
-        """Versions that are whole now; or, behind all of its versions, the end of a part's saving."""
+    def take(self, kind: int, body: bytes) -> list[tuple[tuple[str, int], Version]] | Saved:
+        """Versions that are whole now, each with the saving it belongs to; or, behind all of them, the end of one."""
         if kind == Kind.SAVED:
             return wire.unpack(body, Saved)
         parcel = wire.unpack(body, Parcel)
+        assert parcel.saving is not None
         versions = []
         for key, luggage in parcel.keys.items():
             if parcel.pieces > 1:
@@ -160,7 +187,7 @@ class Assembly:
                 if len(pieces) < parcel.pieces:
                     continue
                 luggage = msgspec.structs.replace(luggage, state=b"".join(self._pieces.pop(key)))
-            versions.append(Version.of(key, parcel.epochs[key], luggage))
+            versions.append((parcel.saving, Version.of(key, parcel.epochs[key], luggage)))
         return versions
 
 
@@ -176,18 +203,26 @@ class Coverage:
 
     def __init__(self, router: str) -> None:
         self.router, self.covered = router, -1
+        self._latest = -1
         self._reached: dict[str, dict[int, int]] = {}
         self._parts: dict[str, int] = {}
 
     def note(self, saved: Saved) -> None:
-        """A saving is in the store."""
+        """A saving is in the store, and the gate has confirmed it."""
         if saved.src == self.router:
             reached = self._reached.setdefault(saved.instance, {})
             reached[saved.part] = max(reached.get(saved.part, -1), saved.reached)
             self._parts[saved.instance] = saved.parts
+            self._latest = max(self._latest, saved.number)
 
-    def advance(self, owners: Iterable[str], gained: Mapping[str, int]) -> int:
-        """The `seq` up to which everything is covered. `gained`: by instance, where it last came by keys."""
+    def advance(self, owners: Iterable[str], gained: Mapping[str, int], routed: int) -> int:
+        """The `seq` up to which everything is covered.
+
+        `gained`: by instance, where it last came by keys. `routed`: the `seq` behind the last record that was routed. A
+        router that comes back, and has not come as far as the last SAVE that was answered, does not know who owns what.
+        """
+        if self._latest >= routed:
+            return self.covered
         reached = [self._all_parts(owner, gained.get(owner, -1)) for owner in owners]
         self.covered = max(self.covered, min(reached, default=-1))
         return self.covered

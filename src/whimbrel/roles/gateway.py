@@ -20,7 +20,7 @@ from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import UnknownName
 from whimbrel.core.operator import uses_timers
-from whimbrel.core.record import Aborted, Closed, Left, Notice, Opened, Parked, Ready, Result, Warm
+from whimbrel.core.record import Aborted, Closed, Evicted, Left, Notice, Opened, Parked, Ready, Result, Saved, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -35,7 +35,7 @@ from whimbrel.outlet.sinks import Sink, StageSink
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.site.status import told
 
-Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted], None]
+Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted | Evicted], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
 
 PERIOD = 0.5
@@ -87,7 +87,7 @@ class StageFlow:
     def _hear(self, notice: Notice, outbox: str, place: int) -> None:
         if isinstance(notice, Parked):
             self._role.dead.park(notice, outbox, place)
-        elif not isinstance(notice, Closed):
+        elif not isinstance(notice, Closed | Saved):
             self._role.hear(self.stage.name, notice)
 
     def ingest(self, results: list[Result], number: int) -> None:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from whimbrel.core.gate import Gate
+from whimbrel.core.gate import Gate, Letter
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, part_of
 from whimbrel.core.protocols.machine import Command
-from whimbrel.core.record import Closed, Emissions, Kind, Notice, Parked, Post, Record, Result
-from whimbrel.core.router import Router, RouteTable
+from whimbrel.core.record import (
+    Closed,
+    Emissions,
+    Evicted,
+    Kind,
+    Move,
+    Notice,
+    Opened,
+    Parked,
+    Post,
+    Record,
+    Result,
+    Save,
+    Saved,
+)
+from whimbrel.core.router import Restore, Router, RouteTable
+from whimbrel.core.saving import STORE, Coverage
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
 from whimbrel.sim.job import Job, prepare
@@ -33,6 +48,8 @@ class Actor:
     def __init__(self, world: World) -> None:
         self.world = world
         self.alive = True
+        self.gone = False
+        """Dead, and not coming back by itself."""
         self.pace = world.random.choice([0.3, 1.0, 1.0, 3.0])
 
     def work(self) -> bool:
@@ -53,6 +70,10 @@ class GatewayActor(Actor):
         super().__init__(world)
         self.name = name
         self.ingress: Any = MemoryLog()
+        self.history: list[tuple[int, Any]] = []
+        """Everything that ever came in, with its place: what is trimmed as well."""
+        self.places: dict[str, int] = {}
+        """By command: its place."""
         self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
         self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
         self.saved: tuple[int, bytes | None] = (0, None)
@@ -61,12 +82,21 @@ class GatewayActor(Actor):
     def revive(self) -> None:
         self.router = Router(self.name, RouteTable(self.world.owner))
         self.position, snapshot = self.saved
+        self.routed_before = self.ingress.tail()
+        self.coverage = Coverage(self.name)
+        self.coverage.covered = self.seq_of(self.ingress.head()) - 1
         if snapshot is not None:
             self.router.restore(snapshot)
 
     def order(self, command: Command, counter: str) -> None:
         """A command takes its place between the records; it lasts even if nobody is here to read it."""
-        self.ingress.append(command, count=1, writer=counter, counter=0)
+        place = self.ingress.append(command, count=1, writer=counter, counter=0)
+        if place is not None:
+            self.places[counter] = place
+
+    def has_routed(self, counter: str) -> bool:
+        """Whether a command has been carried out."""
+        return self.alive and counter in self.places and self.position > self.places[counter]
 
     def work(self) -> bool:
         worked = bool(self.left)
@@ -77,21 +107,34 @@ class GatewayActor(Actor):
             self._route(entry.position, entry.blob)
             self.position = entry.position + 1
             worked = True
-        if worked and self.world.random.random() < 0.2:
+        # One that comes back routes again all that is there before it does anything else.
+        if worked and self.position >= self.routed_before and self.world.random.random() < 0.2:
             snapshot = self.router.snapshot()
             if snapshot is not None:
                 self.saved = (self.position, snapshot)
+                if self.world.saves:
+                    self.ingress.trim(min(self.position, self.covered() // SPAN))
         return worked
+
+    def covered(self) -> int:
+        """Up to where everything that came in is in the store."""
+        for saved in self.world.store.confirmed():
+            self.coverage.note(saved)
+        return self.coverage.advance(self.router.owners(), self.router.gained, self.seq_of(self.position))
 
     def _ingest(self) -> None:
         rng, at = self.world.random, self.ingress.tail()
-        if rng.random() < 0.25:
-            content: Any = ("tick", self.world.now_us)
+        if self.world.saves and rng.random() < 0.25:
+            save = Save(self.seq_of(at), rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
+            content: Any = ("save", save)
+        elif rng.random() < 0.25:
+            content = ("tick", self.world.now_us)
         else:
             known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more come later
             keys = [rng.choice(known) for _ in range(rng.randint(1, 4))]
             content = [self._record(key, self.seq_of(at) + n) for n, key in enumerate(keys)]
         self.ingress.append(content, count=1, writer="devices", counter=at)
+        self.history.append((at, content))
 
     def _record(self, key: str, seq: int) -> Record:
         rng, now = self.world.random, self.world.now_us
@@ -104,15 +147,33 @@ class GatewayActor(Actor):
             routed = self.router.route(content)
             self.world.tally["records doubled"] += sum(map(len, routed.values())) > len(content)
             self.world.tally["records held back"] += sum(map(len, routed.values())) < len(content)
+        elif isinstance(content, tuple) and content[0] == "save":
+            routed = self.router.save(content[1], seq)
         elif isinstance(content, tuple):
             routed = self.router.tick(seq, content[1], content[1])
         else:
+            if isinstance(content, Restore) and self.router.replays(content):
+                self._replay(content, position)
             routed = self.router.apply(content, seq)
         for name in self.world.random.sample(sorted(routed), len(routed)):
             self.world.maybe_die()
             for _ in range(1 + (self.world.random.random() < 0.1)):  # an append may be repeated
                 self.append(name, routed[name], position)
         self.world.maybe_die()
+
+    def _replay(self, command: Restore, position: int) -> None:
+        """Put what the destination lacks into its inbox, entry by entry, each under its own number."""
+        inbox, writer = self.world.inboxes[command.move.destination], f"{self.name}/{command.move.id}"
+        for entry in self.ingress.read(command.since[self.name] // SPAN, position):
+            content: Any = entry.blob
+            if isinstance(content, tuple) and content[0] == "tick":
+                seq, now = self.seq_of(entry.position), content[1]
+                content = [Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, now, now, b"")]
+            if isinstance(content, list):
+                self.world.maybe_die()
+                records = self.router.replayed(command, content)
+                inbox.append(records, count=1, writer=writer, counter=entry.position)
+                self.world.tally["records replayed"] += len(records)
 
     def seq_of(self, position: int) -> int:
         """The `seq` of the first record of an ingress entry, or of a tick or command."""
@@ -177,6 +238,9 @@ class InstanceActor(Actor):
         for name in sorted({post.to for post in posts}):
             self.world.maybe_die()
             records = [as_record(post) for post in posts if post.to == name]
+            if name == STORE:
+                self.world.spools[self.name].append(records, count=1, writer=self.name, counter=self.batch)
+                continue
             self.world.inboxes[name].append(records, count=1, writer=self.name, counter=self.batch, lane=Lane.CONTROL)
         self.world.maybe_die()
         said = [(emissions.results, emissions.notices) for emissions in out]
@@ -231,17 +295,23 @@ class OutletActor(Actor):
         self.names = sorted(world.outboxes)
         self.ghosts = 2
         self.committed: dict[str, int] = {}
-        self.saved: tuple[dict[str, int], bytes, int, int, list[Notice]] = ({}, Gate().snapshot(), 0, 0, [])
+        self.confirmed: list[Saved] = []
+        """Savings whose results are out."""
+        self.saved: tuple[dict[str, int], bytes, int, int, int, dict[str, int], list[Notice]]
+        self.saved = ({}, Gate().snapshot(), 0, 0, 0, {}, [])
         self.revive()
 
     def revive(self) -> None:
-        positions, gate, results, parked, untold = self.saved
+        positions, gate, results, parked, confirmed, reached, untold = self.saved
         self.untold = list(untold)
+        self.reached = dict(reached)
+        """By key: the `seq` up to which its results are out."""
         self.positions = dict(positions)
         self.gate = Gate()
         self.gate.restore(gate)
         del self.delivered[results:]
         del self.parked[parked:]
+        del self.confirmed[confirmed:]
 
     def work(self) -> bool:
         rng = self.world.random
@@ -257,31 +327,55 @@ class OutletActor(Actor):
                 self._let_out(entry.blob)
                 self.world.maybe_die(0.02)
                 self.positions[name] = entry.position + 1
-                self.committed = {key: self.gate.current(key) for key in self.world.keys}
-                lasting = (dict(self.positions), self.gate.snapshot(), len(self.delivered), len(self.parked))
-                self.saved = (*lasting, list(self.untold))
+                self._commit()
                 self._tell()
                 return True
         if self.world.chaos and self.ghosts and any(self.committed.values()) and rng.random() < 0.3:
             self.ghosts -= rng.choice(list(self.world.instances.values())).haunt()
         return False
 
+    def fence(self, move: Move) -> None:
+        """Let nothing of a lost owner out any more; it lasts when this returns."""
+        self.gate.fence(move)
+        self._commit()
+
+    def _commit(self) -> None:
+        self.committed = {key: self.gate.current(key) for key in self.world.keys}
+        outcome = (len(self.delivered), len(self.parked), len(self.confirmed))
+        self.saved = (dict(self.positions), self.gate.snapshot(), *outcome, dict(self.reached), list(self.untold))
+
     def _let_out(self, said: list[tuple[list[Result], list[Notice]]]) -> None:
         for results, notices in said:
-            self.delivered += self.gate.offer(list(results))
+            self._deliver(self.gate.offer(list(results)))
             self.world.tally["results held"] += bool(self.gate.held)
             for notice in notices:
                 if isinstance(notice, Parked):
-                    self.parked.append(notice)
+                    self._give_up(self.gate.park((notice, "", 0)))
                 elif isinstance(notice, Closed):
-                    self.delivered += self.gate.close(notice)
+                    self._deliver(self.gate.close(notice))
+                    self._give_up(self.gate.let_go())
+                    self.confirmed += self.gate.confirm()
+                elif isinstance(notice, Saved):
+                    self.confirmed += self.gate.confirm(notice)
                 else:
+                    if isinstance(notice, Opened | Evicted):
+                        self.gate.note(notice)
                     self.untold.append(notice)
+
+    def _give_up(self, letters: list[Letter]) -> None:
+        self.parked += [parked for parked, _, _ in letters]
+        for parked, _, _ in letters:
+            self.reached[parked.key] = max(parked.seq, self.reached.get(parked.key, -1))
+
+    def _deliver(self, results: list[Result]) -> None:
+        self.delivered += results
+        for result in results:
+            self.reached[result.key] = max(result.seq, self.reached.get(result.key, -1))
 
     def _tell(self) -> None:
         """What is committed may be acted upon."""
         for notice in self.untold:
-            assert not isinstance(notice, Parked | Closed)
+            assert not isinstance(notice, Parked | Closed | Saved)
             self.world.maybe_die()
             self.world.coordinator.hear(notice.move, notice)
         self.untold = []

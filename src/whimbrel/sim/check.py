@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.record import Evicted, Luggage
 from whimbrel.sim.actors import Actor, GatewayActor, InstanceActor, OutletActor
+from whimbrel.sim.job import Job
 from whimbrel.sim.oracle import Oracle
 from whimbrel.sim.world import World
 
@@ -55,7 +61,7 @@ class Invariants:
         whole = [  # one that repeats a batch is where it was before it
             (name, part.entries)
             for name, actor in self.world.instances.items()
-            if actor.alive and actor.plan is None
+            if actor.alive and actor.plan is None and not self._is_clearing(name)
             for part in actor.parts
         ]
         if len(set().union(*(keys for _, keys in whole))) == sum(len(keys) for _, keys in whole):
@@ -74,6 +80,16 @@ class Invariants:
             if len(names) > 1 and names not in ends:
                 raise Violation("one holder", f"{key} lies at {sorted(names)}")
 
+    def _is_clearing(self, name: str) -> bool:
+        """Whether an instance may have something of keys that were restored elsewhere."""
+        if not self.world.coordinator.alive:
+            return True
+        return any(
+            migration.move.protocol == "restore" and name in migration.move.parties
+            for migration in self.world.coordinator.coordinator.migrations.values()
+            if migration.has_begun and not migration.has_heard(Evicted, name)
+        )
+
     def _growing_epochs(self, committed: dict[str, int]) -> None:
         """The epoch that may speak for a key never goes back."""
         for key, epoch in committed.items():
@@ -84,7 +100,10 @@ class Invariants:
 
 def check_end(world: World) -> None:
     """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
-    unsettled = list(world.coordinator.coordinator.unsettled())
+    gone = {name for name, actor in world.instances.items() if actor.gone}
+    unsettled = [
+        m for m in world.coordinator.coordinator.unsettled() if not m.is_over or m.move.destination not in gone
+    ]
     if unsettled:
         raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
     expected = Oracle()
@@ -96,11 +115,16 @@ def check_end(world: World) -> None:
         raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
     for key in world.keys:
         _compare(key, got[key], expected.results[key])
+    _check_store(world, expected)
     letters = Counter((parked.key, parked.seq, parked.error, parked.event) for parked in world.outlet.parked)
     if letters != expected.letters:
         missing, extra = expected.letters - letters, letters - expected.letters
         raise Violation("parked", f"dead letters missing {sorted(missing)[:3]}, too many {sorted(extra)[:3]}")
     for name, actor in world.instances.items():
+        if name in gone:
+            continue
+        if any(part.moves.evictions for part in actor.parts):
+            raise Violation("settled", f"{name} still waits for routers that must stop to send it records")
         if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
         if any(part.stashed or part.gathered for part in actor.parts):
@@ -109,6 +133,23 @@ def check_end(world: World) -> None:
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
             raise Violation("settled", f"{name} still remembers a move that was aborted")
+
+
+def _check_store(world: World, expected: Oracle) -> None:
+    """Every version is its key's state as of its seq, and the newest reaches as far as everything is covered."""
+    for version in world.store.whole():
+        luggage = wire.unpack(version.luggage, Luggage)
+        state = msgspec.msgpack.decode(luggage.state, type=Job.State)
+        past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
+        if not past or past[-1] != (state, luggage.timers):
+            raise Violation("wrong", f"{version.key} was never saved as {state} at {version.seq}")
+    newest = world.store.newest(EVERYTHING)
+    for gateway in world.gateways.values() if world.saves else ():
+        covered = gateway.covered()
+        for key in gateway.mine:
+            due = [seq for seq, _, _ in expected.past[key] if seq <= covered]
+            if due and (key not in newest or newest[key].seq < due[-1]):
+                raise Violation("lost", f"{key} is covered up to {covered}, but no version of it has {due[-1]}")
 
 
 def _compare(key: str, got: list[Any], expected: list[Any]) -> None:

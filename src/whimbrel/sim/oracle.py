@@ -28,21 +28,22 @@ class Oracle:
         self.job = Job()
         self.results: dict[str, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
         self.letters: Counter[Letter] = Counter()
+        self.past: dict[str, list[tuple[int, Any, list[int]]]] = defaultdict(list)
+        """By key: its state and timers after each record or tick that did something to it."""
         self._states: dict[str, Any] = defaultdict(self.job.State)
         self._timers: dict[str, list[int]] = defaultdict(list)
 
     def follow(self, world: World) -> None:
         """Take in everything that the gateways have."""
         for gateway in world.gateways.values():
-            for entry in gateway.ingress.read(0):
-                content: Any = entry.blob
+            for position, content in gateway.history:
                 if isinstance(content, list):
                     for row in (row for record in content for row in prepare(record)):
                         self._expire(row.key, row.seq, row.event_us)
                         self._do(row.key, row.seq, row.event_us, self.job.process, row.body)
-                elif isinstance(content, tuple):
+                elif content[0] == "tick":
                     for key in gateway.mine:
-                        self._expire(key, gateway.seq_of(entry.position), content[1])
+                        self._expire(key, gateway.seq_of(position), content[1])
 
     def _expire(self, key: str, seq: int, now_us: int) -> None:
         while self._timers[key] and self._timers[key][0] <= now_us:
@@ -59,8 +60,13 @@ class Oracle:
         except ValueError as error:
             told = msgspec.json.encode(event[0] if event else {"timer": now_us}).decode()
             self.letters[key, seq, f"ValueError: {error}", told] += 1
+            self._note(key, seq)
             return
         self._states[key], self._timers[key] = state, context.timers
+        self._note(key, seq)
         results = self.results[key]
         number = results[-1][1] + 1 if results and results[-1][0] == seq else 0
         results += [(seq, number + n, values) for n, values in enumerate(emitted)]
+
+    def _note(self, key: str, seq: int) -> None:
+        self.past[key].append((seq, self._states[key], list(self._timers[key])))

@@ -9,9 +9,22 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols import PROTOCOLS, machine
-from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Failed, Migration, Started, Stopped, Takeover
+from whimbrel.core.protocols.machine import (
+    Abandoned,
+    Command,
+    Copied,
+    Failed,
+    Fenced,
+    Loaded,
+    Migration,
+    Started,
+    Stopped,
+    Takeover,
+)
+from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Kind, Post
-from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
+from whimbrel.core.restoration import loads
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log.contract import Lane
 from whimbrel.sim.actors import Actor, as_record
 
@@ -20,6 +33,9 @@ if TYPE_CHECKING:
 
 MIXED = "mixed"
 """In place of a protocol: any of them, anew for each migration, so that they meet."""
+RESTORE = "restore"
+"""Instances are lost while keys move in any way."""
+MOVING = sorted(name for name, protocol in PROTOCOLS.items() if protocol.routing != "replay")
 
 OPTIONS: dict[str, list[Any]] = {
     "budget": [1, 150, 1 << 20],
@@ -43,15 +59,19 @@ class CoordinatorActor(Actor):
         self.journal: dict[str, bytes] = {}
         self.wanted = world.random.randint(1, 4)
         self.ordered = self.asked = 0
+        self.only: str | None = None
+        """Order only this, whatever the world is called."""
         # Where nobody ever gives up, what does not come to its end by itself is seen.
         self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
         self.todo: list[tuple[str, Command]] = []
+        self.life = 0
         self.revive()
 
     def revive(self) -> None:
         world = self.world
         self.coordinator = Coordinator("stage", RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
         self.todo = []
+        self.life += 1
         for blob in self.journal.values():
             migration = wire.unpack(blob, Migration)
             self._queue(migration, self.coordinator.adopt(migration))
@@ -74,12 +94,14 @@ class CoordinatorActor(Actor):
         self.todo += [(migration.move.id, command) for command in commands]
 
     def work(self) -> bool:
-        rng = self.world.random
+        rng, world = self.world.random, self.world
         self.world.maybe_die(0.02)
         if self.todo:
             id, command = self.todo.pop(0)
             self._carry_out(id, command)
             self.world.maybe_die(0.02)
+            return True
+        if self._restore():
             return True
         open_ones = [m for m in self.coordinator.migrations.values() if not m.is_over]
         standbys = [m for m in open_ones if m.is_standby]
@@ -93,12 +115,35 @@ class CoordinatorActor(Actor):
         if more and rng.random() < 0.3:
             self._order()
             return True
-        return bool(open_ones) or more
+        return bool(open_ones or more or world.suspects or self.coordinator.interrupted())
+
+    def _restore(self) -> bool:
+        """Order what brings a lost instance's keys back, if somebody has noticed, or an attempt was abandoned."""
+        rng, world = self.world.random, self.world
+        missing = [*world.suspects, *self.coordinator.interrupted()]
+        if not missing or rng.random() < 0.5:
+            return False
+        lost = missing[0]
+        self.asked += 1
+        try:
+            others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
+            options = {name: rng.choice(OPTIONS[name]) for name in ("budget", "chunk")}
+            migration = self.coordinator.plan_restore(lost, rng.choice(others or [lost]), f"m{self.asked}", **options)
+        except Refused:
+            return False
+        if lost in world.suspects:
+            world.suspects.remove(lost)
+        self._start(migration)
+        for ended in self.coordinator.ended_by(migration):
+            self.journal[ended.move.id] = wire.pack(ended)
+            world.tally[f"ended {ended.move.protocol}"] += 1
+        self._tell_due()
+        return True
 
     def _order(self) -> None:
         """Order something; it may collide with what is under way, or be there already."""
         rng, world = self.world.random, self.world
-        protocol = rng.choice(sorted(PROTOCOLS)) if world.protocol == MIXED else world.protocol
+        protocol = self.only or (rng.choice(MOVING) if world.protocol in (MIXED, RESTORE) else world.protocol)
         destination = rng.choice(sorted(world.instances))
         chosen = frozenset(rng.sample(world.keys, rng.randint(1, len(world.keys))))
         some = [Selection(keys=chosen), Selection(bins=frozenset(map(bin_of, chosen)))]
@@ -117,10 +162,13 @@ class CoordinatorActor(Actor):
             return
         self.ordered += bool(planned)
         for migration in planned:
-            commands = self.coordinator.start(migration, world.now_us)
-            self.journal[migration.move.id] = wire.pack(migration)
-            self._queue(migration, commands)
+            self._start(migration)
         self._tell_due()
+
+    def _start(self, migration: Migration) -> None:
+        commands = self.coordinator.start(migration, self.world.now_us)
+        self.journal[migration.move.id] = wire.pack(migration)
+        self._queue(migration, commands)
 
     def _post(self, post: Post, writer: str) -> None:
         self.world.inboxes[post.to].append([as_record(post)], count=1, writer=writer, counter=0, lane=Lane.CONTROL)
@@ -129,10 +177,14 @@ class CoordinatorActor(Actor):
         world, rng = self.world, self.world.random
         migration = self.coordinator.migrations[id]
         match command:
-            case Begin() | Cutover() | Abort():
-                for name in rng.sample(world.routers, len(world.routers)):
-                    world.gateways[name].order(command, f"coordinator/{id}/{type(command).__name__}")
-                    world.maybe_die(0.02)
+            case Begin() | Cutover() | Abort() | Restore():
+                self._order_routers(id, command)
+            case Fence():
+                if migration.phase == FENCING:
+                    self._fence(id, command)
+            case machine.Load():
+                if migration.phase == LOADING:
+                    self._load(id, command)
             case machine.Announce(kind, move, instance):
                 self._post(Post(instance, kind, EVERY_BIN, wire.pack(move)), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move):
@@ -151,3 +203,35 @@ class CoordinatorActor(Actor):
                     return
                 world.instances[instance].running = True
                 self.hear(id, Started(site))
+
+    def _order_routers(self, id: str, command: Command) -> list[str]:
+        """Give a command its place in every router's log."""
+        world, name = self.world, f"coordinator/{id}/{type(command).__name__}"
+        for router in world.random.sample(world.routers, len(world.routers)):
+            world.gateways[router].order(command, name)
+            world.maybe_die(0.02)
+        return [router for router in world.routers if not world.gateways[router].has_routed(name)]
+
+    def _fence(self, id: str, command: Fence) -> None:
+        """Ask routers and gate, again and again, until they have done it."""
+        if self._order_routers(id, command) or not self.world.outlet.alive:
+            self.todo.append((id, command))
+            return
+        self.world.outlet.fence(command.move)
+        self.world.maybe_die(0.02)
+        self.hear(id, Fenced())
+
+    def _load(self, id: str, command: machine.Load) -> None:
+        """Bring what the store has into the destination's inbox; each life is another writer."""
+        world, move = self.world, command.move
+        if not all(gateway.alive for gateway in world.gateways.values()) or not world.outlet.alive:
+            self.todo.append((id, command))
+            return
+        since = {name: gateway.covered() + 1 for name, gateway in world.gateways.items()}
+        delivered = {key: seq for key, seq in world.outlet.reached.items() if key in move.selection}
+        versions = world.store.newest(move.selection)
+        inbox, writer = world.inboxes[move.destination], f"coordinator/{id}/LOAD/{self.life}"
+        for number, post in enumerate(loads(move, versions.values(), delivered)):
+            inbox.append([as_record(post)], count=1, writer=writer, counter=number, lane=Lane.CONTROL)
+            world.maybe_die(0.02)
+        self.hear(id, Loaded(since, len(versions), sum(len(version.luggage) for version in versions.values())))

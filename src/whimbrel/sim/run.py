@@ -55,6 +55,7 @@ def run_seed(protocol: str, seed: int) -> World:
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
     for migration in world.coordinator.coordinator.migrations.values():
         world.tally[f"migrations {migration.phase}"] += 1
+        world.tally["restored"] += migration.move.protocol == "restore" and migration.phase == "done"
         world.tally["moves inside a site"] += migration.from_site == migration.to_site
     world.tally["zombies refused"] = world.outlet.gate.refused
     return world

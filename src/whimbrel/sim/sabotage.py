@@ -10,10 +10,12 @@ from unittest.mock import patch
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Emissions, Kind, Record, Result
+from whimbrel.core.record import Emissions, Kind, Move, Record, Result
+from whimbrel.core.restoration import Eviction, Restoration
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.log.contract import Lane
 from whimbrel.sim.actors import GatewayActor
+from whimbrel.sim.loss import StoreActor
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -44,7 +46,18 @@ def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) ->
         self.forget(instance, key)
 
 
-_ship = SwitchOut.ship
+def _fence_without_wall(self: Gate, move: Move) -> None:
+    """The next epoch may speak, and so may whoever spoke before."""
+    _fence(self, move)
+    self.refuse = lambda result, released: released.append(result)  # type: ignore[method-assign]
+
+
+def _trim_what_is_routed(self: GatewayActor) -> int:
+    """The log is trimmed as if there were no store."""
+    return self.seq_of(self.position)
+
+
+_ship, _fence = SwitchOut.ship, Gate.fence
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -57,6 +70,11 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "passing": (SwitchIn, "has_passed", lambda self, key: True),
     "absence": (SwitchIn, "is_new", lambda self, key: True),
     "freshness": (SwitchOut, "lacking", lambda self, keys, replication: set()),
+    "fence": (Gate, "fence", _fence_without_wall),
+    "silent": (Restoration, "silences", lambda self, record: False),
+    "coverage": (GatewayActor, "covered", _trim_what_is_routed),
+    "confirming": (StoreActor, "counts", lambda self, saved: True),
+    "eviction": (Eviction, "drops", lambda self, record: False),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
 }
 

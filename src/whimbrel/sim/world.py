@@ -7,6 +7,8 @@ does, in the same order, on the same kind of log, and may die between any two of
     InstanceActor   inbox → parts → inboxes, outbox, commit   dies: repeats the batch it had planned, from its deltas
     OutletActor     outboxes → gate → delivered               dies: goes back to its last commit
     CoordinatorActor   notices → migrations → commands        dies: repeats what its journal says
+    StoreActor      spools → versions                         in worlds with a central store
+    LossActor       instances that do not come back, or late  likewise
 
 What an actor has not committed, its death takes away; what lies in a log, nothing takes away.
 """
@@ -21,7 +23,8 @@ from typing import Any
 
 from whimbrel.log.memory import MemoryLog
 from whimbrel.sim.actors import Actor, Died, GatewayActor, InstanceActor, OutletActor
-from whimbrel.sim.orders import CoordinatorActor
+from whimbrel.sim.loss import LossActor, StoreActor
+from whimbrel.sim.orders import MIXED, RESTORE, CoordinatorActor
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 """The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
@@ -58,11 +61,26 @@ class World:
         # These logs hold objects instead of their bytes: much faster, and the bytes have tests of their own.
         self.inboxes: dict[str, Any] = {name: MemoryLog() for name in names}
         self.outboxes: dict[str, Any] = {name: MemoryLog() for name in names}
+        self.saves = protocol in (RESTORE, MIXED)
+        """Whether there is a central store."""
+        self.spools: dict[str, Any] = {name: MemoryLog() for name in names if self.saves}
+        """By instance: what it sends to the store."""
+        self.suspects: list[str] = []
+        """Instances that somebody thinks lost."""
         self.instances = {name: InstanceActor(self, name, rng.randint(1, 3)) for name in names}
         self.gateways = {name: GatewayActor(self, name) for name in self.routers}
         self.outlet = OutletActor(self)
         self.coordinator = CoordinatorActor(self)
+        self.store = StoreActor(self)
+        self.loss = LossActor(self, self._losses())
         self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), self.outlet, self.coordinator]
+        self.actors += [self.store, self.loss] if self.saves else []
+
+    def _losses(self) -> int:
+        """How many instances are lost, at most."""
+        if not self.saves or not self.chaos:
+            return 0
+        return self.random.randint(1, 2) if self.protocol == RESTORE else self.random.randint(0, 1)
 
     def run(self, limit: int = 20_000) -> None:
         """Until everything has been sent, moved and delivered, and nobody has anything left to do."""
@@ -84,6 +102,8 @@ class World:
     def _step(self, actor: Actor) -> bool:
         self.steps += 1
         if not actor.alive:
+            if actor.gone:
+                return False
             actor.alive = True
             actor.revive()
             return True

@@ -11,9 +11,10 @@ from whimbrel.core.protocols.pause import PAUSE
 from whimbrel.core.protocols.push import PUSH
 from whimbrel.core.protocols.replicate import REPLICATE
 from whimbrel.core.protocols.restart import RESTART
+from whimbrel.core.protocols.restore import RESTORE
 
 PROTOCOLS: dict[str, Protocol] = {
-    protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, REPLICATE, RESTART)
+    protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, REPLICATE, RESTART, RESTORE)
 }
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Order, Ready, Routing, Warm
-from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Order, Ready, Routing, Warm
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
 
@@ -63,7 +63,36 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Event = Ordered | Abandoned | Takeover | Ready | Warm | Left | Opened | Aborted | Stopped | Copied | Started | Failed
+class Fenced(msgspec.Struct, frozen=True, tag=True):
+    """Every router knows that the keys have lost their owner, and every gate refuses what it still says of them."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """What the store has of the keys is in the destination's inbox."""
+
+    since: dict[str, int] = {}
+    """By router: from which `seq` on records are not in it for sure."""
+    keys: int = 0
+    size: int = 0
+
+
+Event = (
+    Ordered
+    | Abandoned
+    | Takeover
+    | Ready
+    | Warm
+    | Left
+    | Opened
+    | Aborted
+    | Stopped
+    | Copied
+    | Started
+    | Failed
+    | Fenced
+    | Loaded
+    | Evicted
+)
 
 # ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
 
@@ -102,7 +131,19 @@ class StartInstance(msgspec.Struct, frozen=True, tag=True):
     site: str
 
 
-Command = Begin | Cutover | Abort | Announce | Forget | StopInstance | CopyCheckpoint | StartInstance
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Bring what the store has of the keys into the destination's inbox, with up to where each key's results are out:
+    `restoration.loads`. As another writer each time: what the store has may have grown. Answer: Loaded.
+
+    Like `Fence`, whose answer is Fenced, it is carried out only while the migration is in the phase that asks for it.
+    """
+
+    move: Move
+
+
+Command = (
+    Begin | Cutover | Abort | Fence | Restore | Announce | Forget | StopInstance | CopyCheckpoint | StartInstance | Load
+)
 
 # ── A migration ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,6 +180,10 @@ class Migration(msgspec.Struct):
     plan: str = ""
     turn: int = 0
     """It begins when all migrations of its plan with an earlier turn are done."""
+    since: dict[str, int] | None = None
+    """Of a restoration: from where on the routers read their logs again."""
+    ended_by: str = ""
+    """The restoration that took its keys: whatever else is said of it comes too late."""
 
     @property
     def is_standby(self) -> bool:
@@ -150,7 +195,12 @@ class Migration(msgspec.Struct):
         """Whether the user may know its outcome."""
         return self.phase in (DONE, ABORTED)
 
-    def hear(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was ever said to anybody."""
+        return any(line.event == Ordered.__name__ for line in self.story)
+
+    def hear(self, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> bool:
         """Note one part's notice; whether all parts of that instance have now sent theirs."""
         self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
         return self.has_heard(type(notice), notice.instance)
@@ -186,6 +236,10 @@ class Protocol(msgspec.Struct, frozen=True):
 
 def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:
     """Tell a migration an event; get what is to be done. Changes the migration, or raises and changes nothing."""
+    if migration.ended_by:
+        if isinstance(event, Evicted | Aborted):
+            migration.hear(event)
+        return []
     rule = protocol.table.get((migration.phase, type(event)))
     if rule is None:
         story = [f"{line.phase}: {line.event}" for line in migration.story]
@@ -198,8 +252,16 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
 
 def resume(protocol: Protocol, migration: Migration) -> list[Command]:
     """What a restarted orchestrator says again, because it cannot know whether it was heard."""
-    again = protocol.resume.get(migration.phase)
+    again = None if migration.ended_by else protocol.resume.get(migration.phase)
     return again(migration) if again else []
+
+
+def end(migration: Migration, restoration: str, now_us: int = 0) -> None:
+    """An instance that the migration needs is lost, and a restoration takes its keys: it is aborted in any phase."""
+    if not migration.is_over:
+        migration.reason = f"{restoration} restores its keys"
+        migration.story.append(Line(migration.phase, f"Ended: {migration.reason}", now_us))
+        migration.phase, migration.ended_by = ABORTED, restoration
 
 
 def closing(preparing: str, committing: str) -> Table:
@@ -261,7 +323,7 @@ def stay(migration: Migration, event: Any) -> Answer:
 
 def _tell(event: Event) -> str:
     name = type(event).__name__
-    if isinstance(event, (Ready, Warm, Left, Opened, Aborted)):
+    if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
     if isinstance(event, (Abandoned, Failed)):
         return f"{name}: {event.reason}"

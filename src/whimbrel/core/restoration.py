@@ -1,0 +1,182 @@
+"""Keys that come out of the central store, because whoever had them is lost; and what becomes of what others have.
+
+At the destination (`Restoration`) versions are installed first, each with up to which `seq` its key's results are out
+(delivered). Then the routers put the keys' records into the inbox once more: what a version contains is dropped, what
+is delivered is applied in silence, the rest for real. CUTOVER stands behind all of that.
+
+Everybody else who had something of these keys meets DISCARD (`Eviction`): the lost instance, should it come back, and
+the other ends of moves that it took part in. What they say of the keys is refused at the gate already; here they drop
+them, and what comes from routers that have not heard of it yet. What they have saved, and the gate has confirmed, is as
+good as any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.arrival import Receiver
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.record import (
+    Aborted,
+    Emissions,
+    Evicted,
+    Kind,
+    Luggage,
+    Move,
+    Parcel,
+    Post,
+    Ready,
+    Record,
+    Shipped,
+)
+from whimbrel.core.saving import Version
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+
+
+class Restoration(Receiver, kw_only=True, tag=True):
+    """How far a restoration has come at one part of its destination. `cut` names the routers that have replayed."""
+
+    move: Move
+    delivered: dict[str, int] = {}
+    """By key: up to where its results are out."""
+    cut: set[str] = set()
+    ready: bool = False
+    """Everything that the store has is here."""
+
+    @property
+    def hurries(self) -> bool:
+        return not self.ready
+
+    def takes(self, key: str) -> bool:
+        """Whether the key belongs to this move."""
+        return key in self.move.selection
+
+    def is_silent(self, src: str) -> bool:
+        """Nobody else speaks for the keys."""
+        return False
+
+    def silences(self, record: Record) -> bool:
+        """The emission filter: what is delivered is not said again."""
+        return record.seq <= self.delivered.get(record.key, -1)
+
+    def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
+        """Whether the time of a key stands still: the ticks it has missed come with its records."""
+        return src not in self.cut
+
+    def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
+        """A record of a restored key; one that an earlier owner was sent says nothing here."""
+        if record.epoch >= self.move.epoch:
+            instance._serve(record, out, self.silences(record))
+
+    def note_tick(self, record: Record) -> None:
+        """A tick has come: for other keys, or for those of the move that are here."""
+
+    def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
+        """Versions have come. An order to load that is repeated has nothing new for who has everything."""
+        if self.ready:
+            return
+        self.delivered.update(parcel.delivered)
+        for key, luggage in parcel.keys.items():
+            whole = self.join(instance, key, luggage, parcel)
+            if whole is not None:
+                instance.install(key, whole)
+
+    def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
+        """All versions have come."""
+        self.ready = True
+        out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
+
+    def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
+        """A router has replayed everything; or, before that, it is called off."""
+        if kind == Kind.CUTOVER:
+            self.cut.add(record.src)
+            if self.cut == self.move.routers:
+                self.own(instance, self.move, out)
+                instance.moves.ended.add(self.move.id)
+        elif kind == Kind.ABORT:
+            clear(instance, self.move)
+            del instance.moves.arrivals[self.move.id]
+            instance.moves.ended.add(self.move.id)
+            out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+
+    def ask(self, instance: Instance, out: Emissions) -> None:
+        """At the end of a batch: there is nobody to ask."""
+
+
+class Eviction(msgspec.Struct, kw_only=True):
+    """A part that must discard what it has of some keys, until every router has stopped to send it more."""
+
+    move: Move
+    seen: set[str] = set()
+
+    def drops(self, record: Record) -> bool:
+        """Whether a record was sent before its router knew."""
+        return record.epoch < self.move.epoch and record.key in self.move.selection
+
+    def mark(self, instance: Instance, record: Record, out: Emissions) -> None:
+        """DISCARD has come from a router."""
+        self.seen.add(record.src)
+        if self.seen == self.move.routers:
+            del instance.moves.evictions[self.move.id]
+            instance.moves.evicted.add(self.move.id)
+            out.notices.append(Evicted(self.move.id, instance.name, instance.part, instance.parts))
+
+
+def evict(instance: Instance, move: Move) -> None:
+    """Drop what is here of the move's keys, and all roles in the migrations that it ends."""
+    moves = instance.moves
+    for id in move.ends:
+        for sender in (moves.departures.pop(id, None), moves.replications.pop(id, None)):
+            if sender is not None:
+                sender.put_down(instance)
+        moves.arrivals.pop(id, None)
+        standby = moves.standbys.pop(id, None)
+        if standby is not None:
+            standby.clear(instance)
+        instance.scatter(id)
+        moves.aborted.discard(id)
+        moves.ended.add(id)
+    clear(instance, move)
+    if moves.saving is not None:
+        moves.saving.give_up(instance)
+    if instance.name in move.parties and move.id not in moves.evicted:
+        moves.evictions.setdefault(move.id, Eviction(move=move))
+
+
+def clear(instance: Instance, move: Move) -> None:
+    """Drop the states of a move's keys, what waits for them, and pieces that came with it; but not what a later
+    restoration has brought: that comes through the control lane, and may be here before an earlier one's DISCARD."""
+    later = [role for role in instance.moves.arrivals.values() if role.move and role.move.epoch > move.epoch]
+    instance.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
+    for key in [key for key in instance.waiting if key in move.selection]:
+        if not any(role.takes(key) for role in later):
+            instance.unbuffer(key)
+    instance.scatter(move.id)
+
+
+# ── At whoever reads the store ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int]) -> Iterator[Post]:
+    """What the destination's control lane gets: that keys will come, a parcel for each version and each key without
+    one, and that this was all. A large one comes in pieces."""
+    to, left = move.destination, dict(delivered)
+    yield Post(to, Kind.RESTORE, EVERY_BIN, wire.pack(move))
+    for version in versions:
+        key, bin = version.key, version.bin
+        luggage = wire.unpack(version.luggage, Luggage)
+        known = {key: left.pop(key)} if key in left else {}
+        pieces = max(1, -(-len(luggage.state) // move.chunk))
+        for piece in range(pieces):
+            state = luggage.state[piece * move.chunk : (piece + 1) * move.chunk]
+            load = {key: msgspec.structs.replace(luggage, state=state)}
+            yield Post(to, Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, load, piece, pieces, delivered=known)))
+    for key, seq in left.items():
+        yield Post(to, Kind.PARCEL, bin_of(key), wire.pack(Parcel(move.id, bin_of(key), {}, delivered={key: seq})))
+    yield Post(to, Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, 0, 1)))
