@@ -17,8 +17,8 @@ import pytest
 from tests.app.failing import Died, FailingLog, Fuse
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import BINS, Selection, bin_of
-from whimbrel.core.record import Kind, Move, Record
-from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
+from whimbrel.core.record import Kind, Move, Record, Saved
+from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import EmbeddedLog, codec
@@ -34,8 +34,14 @@ class World:
     """The logs, which outlive every gateway, and the gateway of the moment."""
 
     def __init__(
-        self, fuse: Fuse | None = None, *, keep: bool = False, make: Callable[[str], Log] | None = None
+        self,
+        fuse: Fuse | None = None,
+        *,
+        keep: bool = False,
+        make: Callable[[str], Log] | None = None,
+        stores: bool = False,
     ) -> None:
+        self.stores = stores
         make = make or (lambda name: MemoryLog())
         self.fuse = fuse or Fuse()
         self.logs = {name: FailingLog(make(name), self.fuse) for name in ("ingress", "known", *NAMES)}
@@ -48,7 +54,14 @@ class World:
         router = Router("gateway", RouteTable("s-1"))
         ingress, known = self.logs["ingress"], self.logs["known"]
         gateway = Gateway(
-            router, ingress, known, self.logs.__getitem__, SCHEMA, lambda: self.step * 1_000, keep=self.keep
+            router,
+            ingress,
+            known,
+            self.logs.__getitem__,
+            SCHEMA,
+            lambda: self.step * 1_000,
+            keep=self.keep,
+            stores=self.stores,
         )
         gateway.recover(self.journal)
         return gateway
@@ -91,7 +104,7 @@ def move(id: str, *keys: str, to: str = "s-2", source: str = "s-1", epoch: int =
     )
 
 
-def order(command: Begin | Cutover | Abort) -> Step:
+def order(command: Command) -> Step:
     return lambda world: world.gateway.command(command)
 
 
@@ -109,6 +122,19 @@ LIVE, BACK, HELD, OFF = (
     move("m3", "c", "d", hold=True),
     move("m4", "b", hold=True),
 )
+LOST = Move(
+    id="r1",
+    stage="s",
+    protocol="restore",
+    source="s-2",
+    destination="s-3",
+    selection=Selection(keys=frozenset({"a", "c", "d"})),
+    epoch=2,
+    routers=frozenset({"gateway"}),
+    routing="replay",
+    parties=frozenset({"s-2"}),
+)
+SINCE = {"gateway": 6 * codec.ROWS + 1}
 
 SCRIPT: list[Step] = [
     send(0, *KEYS),
@@ -140,11 +166,26 @@ SCRIPT: list[Step] = [
     tick(2),
     send(10, "e", *KEYS),
 ]
+RESCUE: list[Step] = [
+    *SCRIPT,
+    lambda world: world.gateway.order_saving(0),
+    order(Fence(LOST)),
+    send(11, *KEYS),
+    save,
+    send(12, "a", "b"),
+    tick(3),
+    order(Restore(LOST, SINCE)),
+    order(Restore(LOST, SINCE)),
+    send(13, *KEYS),
+    save,
+    send(14, "c"),
+]
+"""The same in a world with a store: an instance is lost, and its keys are restored from the log."""
 
 
-def play(world: World) -> World:
+def play(world: World, script: list[Step] = SCRIPT) -> World:
     """The whole script. A step that failed is done again: by whoever is there then."""
-    for number, step in enumerate(SCRIPT):
+    for number, step in enumerate(script):
         world.step = number
         try:
             step(world)
@@ -378,3 +419,92 @@ def test_where_events_have_no_time_of_their_own_the_clock_goes_on_without_them()
         gateway.tick(world.step)
         assert gateway.has_told_time
     assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [3_000, 4_000]
+
+
+# ── With a central store ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_log_is_trimmed_only_as_far_as_everything_is_in_savings_that_count() -> None:
+    world = World(stores=True)
+    for number in range(4):
+        send(number, *KEYS)(world)
+    world.gateway.order_saving(0)
+    send(4, *KEYS)(world)
+    save(world)
+    assert (world.gateway.covered(), world.logs["ingress"].head()) == (-1, 0)
+    saved = Saved("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS)
+    world.gateway.count(saved)
+    save(world)
+    assert (world.gateway.covered(), world.logs["ingress"].head()) == (4 * codec.ROWS, 4)
+    world.reborn()
+    assert world.gateway.covered() == 4 * codec.ROWS, "also for a successor, whom nobody has told yet"
+
+
+def test_the_oldest_checkpoint_that_is_kept_keeps_its_records() -> None:
+    world = World(stores=True)
+    for number in range(4):
+        send(number, *KEYS)(world)
+    world.gateway.order_saving(0)
+    world.gateway.count(Saved("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS))
+    world.gateway.keep_from(2 * codec.ROWS)
+    save(world)
+    assert world.logs["ingress"].head() == 2
+
+
+def test_the_order_to_save_stands_between_the_records() -> None:
+    world = World(stores=True)
+    send(0, "a")(world)
+    world.gateway.order_saving(0)
+    world.gateway.order_saving(0)
+    send(1, "a")(world)
+    assert [Kind(record.kind) for record in world.inbox("s-1")] == [Kind.DATA, Kind.SAVE, Kind.DATA]
+
+
+def test_keys_that_nobody_owns_are_in_no_inbox_also_if_all_others_go_to_one() -> None:
+    world = World(stores=True)
+    lost = Move("r1", "s", "restore", "s-1", "s-2", Selection(keys=frozenset("a")), 1, frozenset({"gateway"}), "replay")
+    order(Fence(lost))(world)
+    send(0, "a", "b")(world)
+    assert [record.key for record in world.inbox("s-1")] == ["b"]
+
+
+RESCUED = play(World(stores=True), RESCUE)
+SENT: dict[int, str] = {
+    3: "abcdabcd",
+    4: "a",
+    5: "abcd",
+    6: "cdc",
+    7: "c",
+    8: "abcd",
+    9: "abcd",
+    10: "eabcd",
+    11: "abcd",
+    12: "ab",
+    13: "abcd",
+    14: "c",
+}
+"""By number: the keys that were sent from where on the log is read again."""
+
+
+def test_records_of_a_lost_instance_are_read_again_and_then_it_goes_on() -> None:
+    def keys(name: str, epoch: int) -> list[tuple[str, int]]:
+        found = [record for record in RESCUED.inbox(name) if record.kind == Kind.DATA and record.epoch == epoch]
+        return [(record.key, record.body[0]) for record in found]
+
+    values = [[(key, counter * 100 + n) for n, key in enumerate(sent)] for counter, sent in SENT.items()]
+    since = [pair for group in values for pair in group if pair[0] in "acd" and pair[1] > 300]
+    assert keys("s-3", 2) == since
+    assert ("a", 1100) not in keys("s-2", 1), "nobody gets what comes after the fence"
+    kinds = [Kind(record.kind) for record in RESCUED.inbox("s-3")]
+    assert kinds.count(Kind.TICK) > 2
+    assert Kind.DISCARD in [record.kind for record in RESCUED.inbox("s-2")]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_restoration_that_fails_at_any_append_is_made_good(dies: bool, after: bool) -> None:
+    for place in range(APPENDS, RESCUED.fuse.count):
+        error = Died if dies else lambda: Unavailable("the disk is full")
+        world = play(World(Fuse(place, after=after, error=error), stores=True), RESCUE)
+        assert world.fuse.is_blown
+        assert world.inboxes() == RESCUED.inboxes(), f"failed at append {place}"

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
+from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Notice, Opened, Outgoing, Parked, Ready, Result
+from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Saved
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
 from whimbrel.outlet.outlet import Outlet
@@ -282,3 +283,83 @@ def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None
 
 def _never(notice: Notice, outbox: str, place: int) -> Any:
     raise AssertionError(notice)
+
+
+# ── With a central store ─────────────────────────────────────────────────────────────────────────────────────────────
+
+LOST = Move("r1", "s", "restore", "s-1", "s-2", A, 2, frozenset({"gateway"}), "replay", parties=frozenset({"s-1"}))
+SAVED = Saved("s-1", 0, 1, "gateway", 9, 9)
+
+
+class Treasury(Office):
+    """An office with a journal in a file, which keeps up to where the results of each key are out."""
+
+    def __init__(self, folder: Path, outboxes: Mapping[str, list[bytes]], kill_at: int | None = None) -> None:
+        super().__init__(folder, outboxes, kill_at)
+        self.journal = Journal(folder / "journal.db")
+
+    def keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
+        self.deed()
+        self.journal.keep("outlet/s", blob, reached)
+        self.deed()
+
+    def open(self) -> Outlet:
+        sinks: list[Sink] = [Watched(self.path, self.deed)]
+        outlet = Outlet("s", self.outboxes, sinks, self.hear, self.save, lambda: 1, keep=self.keep)
+        outlet.recover(self.journal.load("outlet/s"), self.journal.reached("outlet/s"))
+        outlet.start()
+        return outlet
+
+
+def test_up_to_where_results_are_out_is_kept_with_the_rest(tmp_path: Path) -> None:
+    office = Treasury(tmp_path, MOVE)
+    outlet = office.run()
+    assert office.lines() == EXPECTED
+    assert outlet.reached == office.journal.reached("outlet/s") == {"a": 7, "b": 7, "c": 2}, "b: what was given up"
+    assert outlet.delivered_of(A) == {"a": 7}
+
+
+def test_it_is_what_lies_in_the_file_wherever_the_process_dies(tmp_path: Path) -> None:
+    deeds = Treasury(tmp_path, MOVE)
+    deeds.run()
+    for kill_at in range(deeds.deeds):
+        folder = tmp_path / str(kill_at)
+        folder.mkdir()
+        office = Treasury(folder, MOVE, kill_at)
+        office.run()
+        assert office.lines() == EXPECTED
+        assert office.journal.reached("outlet/s") == {"a": 7, "b": 7, "c": 2}
+
+
+def test_behind_a_fence_nothing_of_a_lost_owner_gets_out_also_after_a_restart(tmp_path: Path) -> None:
+    office = Treasury(tmp_path, {"s-1": [said((results("a", 0, 1), []))], "s-2": []})
+    outlet = office.open()
+    until(lambda: outlet.is_idle, "the first result is out")
+    assert outlet.fence(LOST, 10)
+    assert outlet.delivered_of(A) == {"a": 1}
+    zombie = Parked("s-1", "a", 3, "gateway", "ValueError: no", "{}")
+    office.write("s-1", said((results("a", 0, 2), [zombie, CLOSED, SAVED])))
+    office.write("s-2", said((results("a", 2, 2), [])))
+    until(lambda: outlet.is_idle, "everything is read")
+    outlet.stop()
+    office.write("s-1", said((results("a", 0, 4), [])))
+    again = office.run()
+    assert office.lines() == {"a": [1, 2]}
+    assert (again.gate.refused, office.heard) == (3, [])
+
+
+def test_a_saving_is_told_when_it_counts(tmp_path: Path) -> None:
+    ahead = Saved("s-2", 0, 1, "gateway", 9, 9)
+    opened = Opened("m1", "s-2", 0, 1, A, 1)
+    boxes = {"s-2": [said((results("a", 1, 5), [opened, ahead]))], "s-1": [said((results("b", 0, 1), [SAVED]))]}
+    office = Treasury(tmp_path, boxes)
+    office.run()
+    assert office.heard == [opened, SAVED]
+    office.write("s-1", said((results("a", 0, 4), [CLOSED])))
+    office.run()
+    assert office.heard == [opened, SAVED, ahead]
+
+
+def test_a_fence_that_nobody_raises_is_not_there(tmp_path: Path) -> None:
+    outlet = Outlet("s", {}, [], lambda *heard: None, lambda blob: None, lambda: 1)
+    assert not outlet.fence(LOST, 0)

@@ -91,3 +91,22 @@ def test_a_dump_is_all_there_is(
     again, _ = build(other)
     again.restore(subject.dump())
     assert {key: again[key] for key in UNIVERSE} == model
+
+
+levels = st.lists(st.tuples(selections, st.integers(0, 3), shares), max_size=8)
+
+
+@given(levels)
+def test_lifting_never_lowers(history: list[tuple[Selection, int, tuple[int, int]]]) -> None:
+    subject, model = KeyMap(0), dict.fromkeys(UNIVERSE, 0)
+    for selection, least, (part, parts) in history:
+        subject.lift(selection, least, part, parts)
+        for key in UNIVERSE:
+            if key in selection and part_of(bin_of(key), parts) == part:
+                model[key] = max(model[key], least)
+        assert {key: subject[key] for key in UNIVERSE} == model
+
+
+@given(selections, selections)
+def test_a_union_has_the_keys_of_both(one: Selection, other: Selection) -> None:
+    assert extent(one.union(other)) == extent(one) | extent(other)

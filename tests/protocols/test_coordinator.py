@@ -13,15 +13,17 @@ from whimbrel.core.keys import EVERYTHING, Selection, bin_of, selection_of
 from whimbrel.core.protocols.machine import (
     Abandoned,
     Copied,
+    Fenced,
     Forget,
+    Loaded,
     Migration,
     Ordered,
     Started,
     StopInstance,
     Stopped,
 )
-from whimbrel.core.record import Aborted, Left, Opened, Ready
-from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
+from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, RouteTable
 
 SITES = {"a": "cloud", "b": "edge-1", "c": "edge-2"}
 K = selection_of(["k"])
@@ -360,3 +362,114 @@ def test_a_start_is_the_first_line_of_the_story(coordinator: Coordinator) -> Non
     (migration,) = coordinator.plan([(K, "b")], "edge-1", "live", "m1")
     assert coordinator.start(migration, now_us=42) == [Begin(migration.move)]
     assert [(line.phase, line.event, line.at_us) for line in migration.story] == [("ordered", Ordered.__name__, 42)]
+
+
+# ── A lost instance ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def restore(coordinator: Coordinator, lost: str, to: str, id: str = "r1") -> Migration:
+    """Plan and start a restoration."""
+    migration = coordinator.plan_restore(lost, to, id)
+    assert coordinator.start(migration) == [Fence(migration.move)]
+    return migration
+
+
+def restored(coordinator: Coordinator, migration: Migration) -> None:
+    """Let a restoration come to its happy end."""
+    id, to = migration.move.id, migration.move.destination
+    for event in (Fenced(), Loaded(), Ready(id, to, 0, 1), Opened(id, to, 0, 1)):
+        coordinator.handle(id, event)
+    assert migration.phase == "done"
+
+
+def test_a_lost_instance_is_out_until_it_has_dropped_its_keys(coordinator: Coordinator) -> None:
+    migration = restore(coordinator, "a", "b")
+    assert (migration.move.selection, migration.move.epoch, migration.move.parties) == (EVERYTHING, 1, frozenset("a"))
+    assert coordinator.lost() == {"a"}
+    for destination in "ac":
+        with pytest.raises(Refused, match="a is lost"):
+            coordinator.plan([(K, destination)], SITES[destination], "live", "m1")
+    with pytest.raises(Conflict, match="restores a"):
+        coordinator.plan_restore("a", "c", "r2")
+    restored(coordinator, migration)
+    assert set(coordinator.table.owners.by_bin) == {"b"}
+    with pytest.raises(Refused, match="a is lost"):
+        order(coordinator, K, "a")
+    coordinator.handle("r1", Evicted("r1", "a", 0, 1))
+    assert coordinator.lost() == set()
+    assert order(coordinator, K, "a").move.epoch == 2
+
+
+@pytest.mark.parametrize("protocol", ["live", "push", "fetch", "pause", "replicate"])
+def test_a_move_from_a_lost_instance_ends_and_both_ends_discard(coordinator: Coordinator, protocol: str) -> None:
+    migration = order(coordinator, K, "b", protocol)
+    restoration = restore(coordinator, "a", "c")
+    assert (migration.phase, migration.ended_by) == ("aborted", "r1")
+    assert (restoration.move.ends, restoration.move.parties) == (frozenset({"m1"}), frozenset("ab"))
+    assert restoration.move.epoch > migration.move.epoch
+    assert coordinator.handle("m1", Ready("m1", "b", 0, 1)) == []
+    assert coordinator.ended_by(restoration) == [migration]
+
+
+def test_a_move_to_a_lost_instance_that_can_be_undone_is(coordinator: Coordinator) -> None:
+    migration = order(coordinator, K, "b")
+    restoration = restore(coordinator, "b", "c")
+    assert (restoration.move.ends, restoration.move.selection) == (frozenset(), Selection())
+    assert coordinator.due() == [("m1", Abandoned("b is lost"))]
+    assert coordinator.handle("m1", Abandoned("b is lost")) == [Abort(migration.move)]
+    assert coordinator.due() == []
+
+
+@pytest.mark.parametrize("protocol", ["live", "push"])
+def test_one_that_cannot_ends_and_its_keys_are_restored(coordinator: Coordinator, protocol: str) -> None:
+    order(coordinator, K, "b", protocol)
+    coordinator.handle("m1", Ready("m1", "b", 0, 1))
+    restoration = restore(coordinator, "b", "c")
+    assert (restoration.move.ends, restoration.move.selection) == (frozenset({"m1"}), K)
+    restored(coordinator, restoration)
+    assert coordinator.table.owners["k"] == "c"
+
+
+def test_an_attempt_that_is_abandoned_leaves_the_keys_to_the_next_one(coordinator: Coordinator) -> None:
+    order(coordinator, K, "b", "push")
+    first = restore(coordinator, "b", "c")
+    coordinator.handle("r1", Abandoned("no such site"))
+    coordinator.handle("r1", Aborted("r1", "c", 0, 1))
+    coordinator.handle("r1", Evicted("r1", "b", 0, 1))
+    assert (coordinator.interrupted(), coordinator.lost()) == (["b"], {"b"})
+    second = restore(coordinator, "b", "a", "r2")
+    assert second.move.selection == first.move.selection == K
+    assert second.move.epoch > first.move.epoch
+    restored(coordinator, second)
+    assert (coordinator.interrupted(), coordinator.table.owners["k"]) == ([], "a")
+
+
+def test_a_restoration_whose_destination_is_lost_as_well_is_part_of_the_next(coordinator: Coordinator) -> None:
+    first = restore(coordinator, "a", "b")
+    for event in (Fenced(), Loaded(), Ready("r1", "b", 0, 1)):
+        coordinator.handle("r1", event)
+    second = restore(coordinator, "b", "c", "r2")
+    assert (first.ended_by, second.move.selection, second.move.parties) == ("r2", EVERYTHING, frozenset("ab"))
+    assert coordinator.interrupted() == []
+    assert coordinator.lost() == {"a", "b"}
+
+
+def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinator) -> None:
+    """Only the restoration was journalled before the crash."""
+    migration = order(coordinator, K, "b", "push")
+    before = wire.pack(migration)
+    restoration = restore(coordinator, "a", "c")
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again.adopt(wire.unpack(before, Migration))
+    assert again.adopt(wire.unpack(wire.pack(restoration), Migration)) == [Fence(restoration.move)]
+    assert again.migrations["m1"].ended_by == "r1"
+    assert again.lost() == {"a"}
+
+
+def test_restore_is_not_ordered_as_a_move(coordinator: Coordinator) -> None:
+    with pytest.raises(Refused, match="order its restoration"):
+        coordinator.plan([(K, "b")], "edge-1", "restore", "m1")
+    with pytest.raises(Refused, match="restore to another instance"):
+        coordinator.plan_restore("a", "a", "r1")
+    with pytest.raises(UnknownName):
+        coordinator.plan_restore("z", "a", "r1")

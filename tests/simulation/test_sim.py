@@ -65,11 +65,13 @@ ALWAYS = [
     "coordinator died",
 ]
 HANDOVER = ["zombies refused", "results held", "moves inside a site"]
+LOST = ("for good", "for a while", "not at all")
 SEEN = {
     "live": [*ALWAYS, *HANDOVER, "records doubled", "records waited"],
     "pause": [*ALWAYS, *HANDOVER, "records held back"],
     "restart": ALWAYS,
     "mixed": [*ALWAYS, *HANDOVER, "records doubled", "records waited", "records held back"],
+    "restore": [*ALWAYS, *HANDOVER, "records replayed", "restored", *(f"lost {how}" for how in LOST)],
 }
 
 

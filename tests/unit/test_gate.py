@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection, bin_of, selection_of
-from whimbrel.core.record import Closed, Result
+from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
 
 K = selection_of(["k"])
 
@@ -114,3 +114,81 @@ def test_a_gate_that_was_never_used_can_be_restored() -> None:
     gate = Gate()
     gate.restore(Gate().snapshot())
     assert ids(gate.offer([result("k", 0, 1)])) == [("k", 0, 1)]
+
+
+# ── What operators gave up ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parked(key: str, epoch: int, seq: int) -> tuple[Parked, str, int]:
+    return Parked("a", key, seq, "r", "no", "{}", epoch), "a", seq
+
+
+def test_what_was_given_up_takes_the_same_way_as_results() -> None:
+    gate = Gate()
+    assert gate.park(parked("k", 0, 1)) == [parked("k", 0, 1)]
+    assert gate.park(parked("k", 1, 5)) == []
+    again = Gate()
+    again.restore(gate.snapshot())
+    again.close(closed(K, 1))
+    assert again.let_go() == [parked("k", 1, 5)]
+    assert again.let_go() == []
+    assert (again.park(parked("k", 0, 2)), again.refused) == ([], 1), "a zombie's"
+
+
+# ── A fence ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LOST = Move("r1", "s", "restore", "a", "c", K, 3, frozenset("r"), "replay", parties=frozenset({"a", "b"}))
+
+
+def test_a_fence_closes_all_epochs_before_for_good() -> None:
+    gate = Gate()
+    gate.offer([result("k", 0, 1), result("k", 1, 2)])
+    gate.park(parked("k", 1, 2))
+    gate.fence(LOST)
+    assert (gate.held, gate.refused) == ({}, 1)
+    assert gate.let_go() == []
+    assert gate.offer([result("k", 0, 3), result("k", 2, 4), result("j", 0, 5)]) == [result("j", 0, 5)]
+    assert ids(gate.offer([result("k", 3, 6)])) == [("k", 3, 6)]
+    assert gate.close(closed(K, 1)) == [], "a zombie closes its epoch"
+    assert gate.current("k") == 3
+
+
+# ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def saved(instance: str, number: int, part: int = 0) -> Saved:
+    return Saved(instance, part, 1, "r", number, number)
+
+
+def test_a_saving_counts_at_once_where_nothing_moves() -> None:
+    assert Gate().confirm(saved("a", 1)) == [saved("a", 1)]
+
+
+def test_one_of_an_instance_that_is_ahead_counts_when_the_epoch_before_is_closed() -> None:
+    gate = Gate()
+    gate.note(Opened("m1", "b", 0, 1, K, 1))
+    assert gate.confirm(saved("b", 1), saved("a", 1)) == [saved("a", 1)]
+    assert gate.confirm(saved("b", 2)) == []
+    again = Gate()
+    again.restore(gate.snapshot())
+    again.close(closed(K, 1))
+    assert again.confirm() == [saved("b", 1), saved("b", 2)], "in their order"
+
+
+def test_none_of_a_fenced_instance_counts_until_it_has_dropped_the_keys() -> None:
+    gate = Gate()
+    gate.note(Opened("m1", "b", 0, 1, K, 1))
+    gate.confirm(saved("b", 1))
+    gate.fence(LOST)
+    assert gate.confirm(saved("a", 2), saved("b", 2), saved("c", 2)) == [saved("c", 2)]
+    gate.note(Evicted("r1", "b", 0, 1))
+    assert gate.confirm(saved("a", 3), saved("b", 3), saved("b", 3, part=1)) == [saved("b", 3)]
+
+
+def test_one_that_had_dropped_the_keys_before_the_fence_is_not_barred() -> None:
+    gate = Gate()
+    gate.note(Opened("m1", "b", 0, 1, K, 1))
+    gate.confirm(saved("b", 1))
+    gate.note(Evicted("r1", "b", 0, 1))
+    gate.fence(LOST)
+    assert gate.confirm(saved("b", 2)) == [saved("b", 2)], "and what it saved before is given up"

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.records import data, move, switching
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of, selection_of
-from whimbrel.core.record import Kind, Move, Record
-from whimbrel.core.router import Abort, Begin, Command, Cutover, Routed, Router, RouteTable
+from whimbrel.core.record import Kind, Move, Record, Save
+from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router, RouteTable
 
 LIVE = move("k")
 HOLD = move("k", hold=True)
@@ -348,3 +348,67 @@ def test_the_next_epoch_is_above_all_that_a_selection_has_been_in() -> None:
     assert table.next_epoch(selection_of(["other"])) == 1
     assert table.next_epoch(selection_of(bins=[bin_of("k")])) == 2
     assert table.next_epoch(Selection()) == 1
+
+
+# ── A lost instance ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+LOST = move("k", id="r1", epoch=3, routing="replay", ends=frozenset({"m1"}), parties=frozenset({"a", "b"}))
+
+
+def test_keys_that_are_fenced_belong_to_nobody(router: Router) -> None:
+    assert order(router, Fence(LOST)) == {"a": ["DISCARD"], "b": ["DISCARD"]}
+    assert order(router, Fence(LOST)) == {}, "said twice"
+    assert send(router, "x") == {}
+    assert send(router, "y", key="other") == {"a": ["y"]}
+    assert router.owners() == {"a", NOBODY}
+    assert set(router.tick(5, 0, 0)) == {"a"}
+    assert router.snapshot() is not None
+
+
+@pytest.mark.parametrize("begun", [LIVE, HOLD, PUSH])
+def test_a_fence_ends_moves_and_what_else_is_said_of_them_comes_too_late(router: Router, begun: Move) -> None:
+    order(router, Begin(begun))
+    send(router, "x")
+    order(router, Fence(LOST))
+    assert order(router, Cutover(begun)) == order(router, Begin(begun)) == {}
+    assert send(router, "y") == {}
+    assert router.moving == {}
+
+
+def test_a_restoration_hands_the_keys_over_and_reads_the_log_again(router: Router) -> None:
+    order(router, Fence(LOST))
+    restore = Restore(LOST, {"r": 5})
+    assert router.replays(restore)
+    past = [data("k", 4, "old"), data("k", 5, "x"), data("other", 6, "y"), data("k", 7, "z")]
+    assert [(record.body, record.epoch) for record in router.replayed(restore, past)] == [("x", 3), ("z", 3)]
+    ticks = router.replayed(restore, [Record(0, Kind.TICK, EVERY_BIN, "", 8, 0, "r", 9, 9, b"")])
+    assert [wire.unpack(record.body, Move) for record in ticks] == [LOST]
+    assert router.replayed(restore, [Record(0, Kind.BEGIN, EVERY_BIN, "", 9, 0, "r", 9, 9, b"")]) == []
+    assert order(router, restore, 10) == {"b": ["CUTOVER"]}
+    assert (order(router, restore), router.replays(restore)) == ({}, False)
+    assert send(router, "new") == {"b": ["new/3"]}
+    assert router.gained == {"b": 10}
+    again = Router("r", RouteTable("a"))
+    blob = router.snapshot()
+    assert blob is not None
+    again.restore(blob)
+    assert (again.gained, again.fenced, order(again, Fence(LOST))) == ({"b": 10}, {"r1"}, {})
+
+
+def test_nothing_is_read_again_for_one_that_had_no_keys(router: Router) -> None:
+    assert not router.replays(Restore(move(id="r1", routing="replay")))
+
+
+def test_the_order_to_save_goes_to_all_who_may_have_keys_and_says_what_is_held_back(router: Router) -> None:
+    def bounds(seq: int) -> dict[str, int]:
+        routed = router.save(Save(seq), seq)
+        return {name: wire.unpack(records[0].body, Save).bound for name, records in routed.items()}
+
+    assert bounds(3) == {"a": 3}
+    order(router, Begin(HOLD))
+    assert bounds(4) == {"a": 4, "b": 4}
+    send(router, "x", "y", seq=5)
+    assert bounds(9) == {"a": 4, "b": 4}
+    order(router, Cutover(HOLD), 10)
+    assert bounds(11) == {"a": 11, "b": 11}
+    assert router.gained == {"b": 10}

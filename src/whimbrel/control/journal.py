@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from whimbrel.core import wire
@@ -46,6 +47,7 @@ class Journal:
             CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
             CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);
             CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);
+            CREATE TABLE IF NOT EXISTS delivered (name TEXT, key TEXT, seq INTEGER, PRIMARY KEY (name, key));
         """)
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
@@ -74,6 +76,19 @@ class Journal:
     def save(self, name: str, blob: bytes) -> None:
         """Replace a snapshot."""
         self._execute(("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob)))
+
+    def keep(self, name: str, blob: bytes, reached: Mapping[str, int]) -> None:
+        """Replace an outlet's snapshot, and note up to which `seq` results of keys are out: both, or neither."""
+        statements: list[Statement] = [("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob))]
+        statements += [
+            ("INSERT OR REPLACE INTO delivered VALUES (?, ?, ?)", (name, key, seq)) for key, seq in reached.items()
+        ]
+        self._execute(*statements)
+
+    def reached(self, name: str) -> dict[str, int]:
+        """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
+        with self._lock:
+            return dict(self._db.execute("SELECT key, seq FROM delivered WHERE name = ?", (name,)).fetchall())
 
     def load(self, name: str) -> bytes | None:
         """The last snapshot of that name."""

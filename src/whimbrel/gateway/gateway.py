@@ -6,6 +6,9 @@ Data, ticks and the coordinator's commands stand in one ingress log, in one orde
 order. So a gateway that died is rebuilt by replaying the log from its last snapshot: what it had appended before, the
 inboxes recognise by the gateway's name and the ingress position. An append that fails without a death is made good the
 same way, before anything else takes its turn: an inbox takes a lower position after a higher one for a repetition.
+
+If there is a central store, the log is trimmed only as far as everything is in savings that count (core/saving.py): the
+keys of a lost instance are restored from versions, and from the log behind them.
 """
 
 from __future__ import annotations
@@ -21,22 +24,31 @@ import pyarrow as pa
 
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, bin_of
-from whimbrel.core.record import Kind, Move, Record
-from whimbrel.core.router import Abort, Begin, Command, Cutover, Routed, Router
+from whimbrel.core.record import Kind, Move, Record, Save, Saved
+from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
+from whimbrel.core.saving import Coverage
 from whimbrel.log import codec
 from whimbrel.log.contract import Entry, Log
 
-_KINDS: dict[type, Kind] = {Begin: Kind.BEGIN, Cutover: Kind.CUTOVER, Abort: Kind.ABORT}
+_KINDS: dict[type, Kind] = {
+    Begin: Kind.BEGIN,
+    Cutover: Kind.CUTOVER,
+    Abort: Kind.ABORT,
+    Fence: Kind.DISCARD,
+    Restore: Kind.RESTORE,
+}
 _COMMANDS = {kind: command for command, kind in _KINDS.items()}
 
 
-class Saved(msgspec.Struct):
+class Snapshot(msgspec.Struct):
     """A router's snapshot and the ingress position it stands at."""
 
     position: int
     router: bytes
     sent: int
     latest_us: int
+    covered: int | None = None
+    """Up to which `seq` everything is in savings that count; None: there is no store."""
 
 
 class Gateway:
@@ -53,9 +65,12 @@ class Gateway:
         *,
         wall_clock: bool = False,
         keep: bool = False,
+        stores: bool = False,
     ) -> None:
         """`known`: a log of the keys that have ever come. `wall_clock`: events happen when they arrive. `keep`: do not
-        trim the ingress log, so that a whole run can be checked afterwards."""
+        trim the ingress log, so that a whole run can be checked afterwards. `stores`: there is a central store."""
+        self._coverage = Coverage(router.name) if stores else None
+        self._oldest: int | None = None
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
         self._known, self._wall_clock = known, wall_clock
         self.keys: dict[str, None] = {}
@@ -99,7 +114,9 @@ class Gateway:
             self.sent += len(records)
             self.received_bytes += len(blob)
             self.received += len(records)
-            self._append(self.router.route(records), position, blob)
+            routed = self.router.route(records)
+            is_all = sum(map(len, routed.values())) == len(records)
+            self._append(routed, position, blob if is_all else None)
             return True
 
     def _note_keys(self, fresh: list[str]) -> None:
@@ -110,9 +127,33 @@ class Gateway:
     def command(self, command: Command) -> None:
         """Give the coordinator's command its place between the records. A repeated one changes nothing."""
         kind = _KINDS[type(command)]
-        body = wire.pack(command.move)
+        body = wire.pack(command if isinstance(command, Restore) else command.move)
         self._control(kind, body, 0, f"coordinator/{command.move.id}/{kind.name}", 0)
         self.doubled[command.move.id] += 2 * len(body)
+
+    def order_saving(self, counter: int, budget: int = 8 << 20, chunk: int = 1 << 20) -> None:
+        """Tell the instances to send what has changed to the central store."""
+        self._control(Kind.SAVE, wire.pack(Save(-1, budget, chunk)), 0, "savings", counter)
+
+    def count(self, saved: Saved) -> None:
+        """A saving is in the store, and the gate has confirmed it."""
+        with self._lock:
+            if self._coverage is not None:
+                self._coverage.note(saved)
+
+    def covered(self) -> int:
+        """The `seq` up to which everything is in savings that count. With a store only."""
+        with self._lock:
+            assert self._coverage is not None, "there is a store"
+            if not self._unsure:
+                routed = self._routed * codec.ROWS
+                self._coverage.advance(self.router.owners(), self.router.gained, routed)
+            return self._coverage.covered
+
+    def keep_from(self, seq: int) -> None:
+        """Records behind this one are needed: the oldest checkpoint that is kept covers no more."""
+        with self._lock:
+            self._oldest = seq
 
     def tick(self, counter: int) -> None:
         """Tell the instances how late it is: by the wall clock if events have no time of their own, else as late as the
@@ -142,8 +183,25 @@ class Gateway:
         if record.kind == Kind.TICK:
             self._told_us = record.event_us
             return self.router.tick(record.seq, record.event_us, record.ingress_us)
+        if record.kind == Kind.SAVE:
+            save = wire.unpack(record.body, Save)
+            return self.router.save(msgspec.structs.replace(save, bound=record.seq), record.seq, record.ingress_us)
+        if record.kind == Kind.RESTORE:
+            restore = wire.unpack(record.body, Restore)
+            if self.router.replays(restore):
+                self._read_again(restore, record.seq // codec.ROWS)
+            return self.router.apply(restore, record.seq, record.ingress_us)
         command = _COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)
+
+    def _read_again(self, command: Restore, end: int) -> None:
+        """Put what the destination of a restoration lacks into its inbox, entry by entry, each under its own number."""
+        inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
+        for entry in self.ingress.read(command.since[self.name] // codec.ROWS, end):
+            records = self.router.replayed(command, _numbered(entry))
+            if records:
+                blob = codec.encode(records, self._schema)
+                inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
 
     def _append(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
         self._routed = position + 1
@@ -187,12 +245,16 @@ class Gateway:
             snapshot = None if self._unsure else self.router.snapshot()
             if snapshot is None:
                 return None
-            return wire.pack(Saved(self._routed, snapshot, self.sent, self._latest_us))
+            covered = None if self._coverage is None else self.covered()
+            return wire.pack(Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered))
 
     def saved(self, blob: bytes) -> None:
-        """A snapshot is safe: what lies before it in the ingress log is no longer needed."""
-        if not self.keep:
-            self.ingress.trim(wire.unpack(blob, Saved).position)
+        """A snapshot is safe: what lies before it in the ingress log is no longer needed, nor what is covered."""
+        if self.keep:
+            return
+        snapshot = wire.unpack(blob, Snapshot)
+        needed = [seq for seq in (snapshot.covered, self._oldest) if seq is not None]
+        self.ingress.trim(min([snapshot.position, *(max(seq, 0) // codec.ROWS for seq in needed)]))
 
     def recover(self, blob: bytes | None) -> None:
         """Come back: restore the last snapshot, and route again what the ingress log has behind it."""
@@ -201,9 +263,11 @@ class Gateway:
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
             self._routed = self.ingress.head()
             if blob is not None:
-                saved = wire.unpack(blob, Saved)
+                saved = wire.unpack(blob, Snapshot)
                 self.router.restore(saved.router)
                 self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
+                if self._coverage is not None:
+                    self._coverage.covered = -1 if saved.covered is None else saved.covered
             self._replay_all()
 
     def _replay_all(self) -> None:
@@ -211,11 +275,15 @@ class Gateway:
             self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
-        # Inside an ingress entry an offset is what `seq` was made of.
-        records = [record._replace(seq=record.offset, offset=0) for record in codec.records(entry)]
+        records = _numbered(entry)
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
         if records[0].kind == Kind.DATA:
             self.sent += len(records)
             self._append(self.router.route(records), entry.position)
         else:
             self._append(self._apply(records[0]), entry.position)
+
+
+def _numbered(entry: Entry) -> list[Record]:
+    """The records of an ingress entry. Inside it an offset is what `seq` was made of."""
+    return [record._replace(seq=record.offset, offset=0) for record in codec.records(entry)]

@@ -7,6 +7,9 @@ Positions, gate, sinks and notices are committed as one: a crash takes all of th
 told after that: were the orchestrator to act on it before, the next epoch of a key could be closed, and after a crash
 the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
 results do not.
+
+If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
+that with the rest. A restoration asks for it, after a fence (core/gate.py).
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import count
+from typing import Protocol
 
 import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry
-from whimbrel.core.gate import Gate
-from whimbrel.core.record import Closed, Notice, Outgoing, Result
+from whimbrel.core.gate import Gate, Letter
+from whimbrel.core.keys import Selection
+from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
 from whimbrel.log import codec
 from whimbrel.log.contract import Log
 from whimbrel.outlet.sinks import Mark, Sink
@@ -37,8 +42,14 @@ Heard = tuple[Notice, str, int]
 """A notice, the outbox it lies in, and its place there."""
 
 
-class Saved(msgspec.Struct):
-    """Everything that is committed together."""
+class Keep(Protocol):
+    """Stores a commit: the blob, and of which keys results are out up to where since the one before; all or nothing."""
+
+    def __call__(self, blob: bytes, reached: Mapping[str, int]) -> None: ...
+
+
+class Commit(msgspec.Struct):
+    """Everything that is committed together, beside what each key has reached."""
 
     positions: dict[str, int]
     gate: bytes
@@ -59,9 +70,17 @@ class Outlet:
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
+        keep: Keep | None = None,
     ) -> None:
         """`outboxes` may grow while it runs. `hear` is told each notice with its outbox and its place there, by which
-        one that is heard again after a crash can be known; it raises `Retry` if nobody is there to hear it."""
+        one that is heard again after a crash can be known; it raises `Retry` if nobody is there to hear it. A `Saved`
+        is told when the gate has confirmed it. `keep`, if there is a central store, in place of `save`."""
+        self._keep = keep
+        self.reached: dict[str, int] = {}
+        """By key: the `seq` up to which its results are out. With a store only."""
+        self._moved: dict[str, int] = {}
+        """What of that is not committed."""
+        self._fences: list[tuple[Move, threading.Event]] = []
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
         self.gate = Gate()
@@ -82,11 +101,12 @@ class Outlet:
         """Something was told since the last commit, and would be told again after a crash."""
         self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
 
-    def recover(self, blob: bytes | None) -> None:
-        """Take positions, gate and sinks back to the last commit."""
+    def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
+        """Take positions, gate and sinks back to the last commit; `reached`: all that was ever kept of it."""
+        self.reached = dict(reached or {})
         marks: list[Mark | None] = [None] * len(self.sinks)
         if blob is not None:
-            saved = wire.unpack(blob, Saved)
+            saved = wire.unpack(blob, Commit)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
             self._untold = saved.untold
@@ -106,6 +126,17 @@ class Outlet:
             self._thread.join()
         for sink in self.sinks:
             sink.close()
+
+    def fence(self, move: Move, timeout: float) -> bool:
+        """Let nothing of a lost owner out any more. Whether it lasts; False: not yet, ask again."""
+        done = threading.Event()
+        self._fences.append((move, done))
+        self._wake.set()
+        return done.wait(timeout)
+
+    def delivered_of(self, selection: Selection) -> dict[str, int]:
+        """By key: up to which `seq` its results are out. It changes no more for keys that are fenced."""
+        return {key: seq for key, seq in list(self.reached.items()) if key in selection}
 
     def wake(self) -> None:
         """Something may have been written."""
@@ -127,6 +158,8 @@ class Outlet:
             while True:
                 stopping = self._stopping
                 worked = self._pass()
+                if self._fences:
+                    self._raise_fences()
                 if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
                     self._commit()
                 if not self._dirty:
@@ -149,7 +182,7 @@ class Outlet:
             for entry in outbox.read(self.positions.get(name, outbox.head())):
                 places = count(entry.position * codec.ROWS)
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
-                    released += self.gate.offer(outgoing.results)
+                    released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
                         released += self._notice(notice, name, next(places))
@@ -160,15 +193,47 @@ class Outlet:
                 sink.write(released, now_us)
             self.delivered += len(released)
             self._watch(released, now_us)
+            if self._keep is not None:
+                self._note([(result.key, result.seq) for result in released])
         self._dirty |= read  # first, so that nobody takes what is read, but not committed, for delivered
         self.positions |= read
         return bool(read)
 
     def _notice(self, notice: Notice, outbox: str, place: int) -> list[Result]:
         if isinstance(notice, Closed):
-            return self.gate.close(notice)
-        self._untold.append((notice, outbox, place))
+            released = self.gate.close(notice)
+            self._give_up(self.gate.let_go())
+            self._untold += [(saved, outbox, place) for saved in self.gate.confirm()]
+            return released
+        if isinstance(notice, Parked):
+            self._give_up(self.gate.park((notice, outbox, place)))
+        elif isinstance(notice, Saved):
+            self._untold += [(saved, outbox, place) for saved in self.gate.confirm(notice)]
+        else:
+            if isinstance(notice, Opened | Evicted):
+                self.gate.note(notice)
+            self._untold.append((notice, outbox, place))
         return []
+
+    def _give_up(self, letters: list[Letter]) -> None:
+        self._untold += letters
+        if self._keep is not None:
+            self._note([(parked.key, parked.seq) for parked, _, _ in letters])
+
+    def _note(self, reached: list[tuple[str, int]]) -> None:
+        for key, seq in reached:
+            if seq > self.reached.get(key, -1):
+                self.reached[key] = self._moved[key] = seq
+
+    def _raise_fences(self) -> None:
+        fences = list(self._fences)  # another thread may want one more meanwhile
+        for move, _ in fences:
+            self.gate.fence(move)
+        self._commit()
+        self._tell()
+        del self._fences[: len(fences)]
+        for _, done in fences:
+            done.set()
 
     def _tell(self) -> None:
         """Tell what is committed, as far as somebody hears it."""
@@ -183,7 +248,12 @@ class Outlet:
 
     def _commit(self) -> None:
         marks: list[Mark] = [sink.commit() for sink in self.sinks]
-        self._save(wire.pack(Saved(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold)))
+        blob = wire.pack(Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold))
+        if self._keep is None:
+            self._save(blob)
+        else:
+            self._keep(blob, self._moved)
+        self._moved = {}
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():

@@ -1,0 +1,195 @@
+"""Restorations: what the destination makes of versions and replayed records, and who must discard what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.records import (
+    data,
+    delivered,
+    luggage,
+    mark,
+    move,
+    notices,
+    parcel,
+    part,
+    reloaded,
+    save,
+    shipped,
+    switch,
+    switching,
+    tick,
+    told,
+)
+from whimbrel.core import wire
+from whimbrel.core.keys import bin_of
+from whimbrel.core.record import Kind, Move, Parcel, Post, Record
+from whimbrel.core.restoration import loads
+from whimbrel.core.saving import Version
+
+
+def restoring(*keys: str, **more: Any) -> Move:
+    """A restoration of keys that `a` has lost, at `b`."""
+    return move(*keys, id="r1", protocol="restore", routing="replay", **{"epoch": 2, "parties": frozenset("a"), **more})
+
+
+def posts(m: Move, versions: dict[str, Any], out: dict[str, int]) -> list[Record]:
+    """All that the destination's control lane gets."""
+    stored = [Version.of(key, 0, bag) for key, bag in versions.items()]
+    return [delivered(post) for post in loads(m, stored, out)]
+
+
+def replayed(key: str, seq: int, event: str, m: Move, **more: Any) -> Record:
+    return data(key, seq, event, epoch=m.epoch, **more)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_version_has_is_dropped_what_is_delivered_is_silent_the_rest_is_said(again: bool) -> None:
+    b, m = part("b"), restoring("k")
+    out = b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 4}))
+    assert notices(out) == ["Ready"]
+    b = reloaded(b) if again else b
+    out = b.apply([replayed("k", seq, f"e{seq}", m) for seq in range(1, 7)])
+    assert told(out) == [("k", "v e3 e4 e5"), ("k", "v e3 e4 e5 e6")]
+    assert {result.epoch for result in out.results} == {2}
+    out = b.apply([mark(Kind.CUTOVER, m, 7), replayed("k", 8, "e8", m)])
+    assert notices(out) == ["Opened"]
+    assert told(out) == [("k", "v e3 e4 e5 e6 e8")]
+    assert not b.moves.arrivals
+
+
+def test_a_key_without_a_version_starts_from_nothing_and_is_silent_up_to_what_is_delivered() -> None:
+    b, m = part("b"), restoring("k")
+    b.apply(posts(m, {}, {"k": 1}))
+    assert told(b.apply([replayed("k", 1, "x", m), replayed("k", 2, "y", m)])) == [("k", "x y")]
+
+
+def test_what_was_given_up_and_told_is_not_told_again() -> None:
+    b, m = part("b"), restoring("k")
+    b.apply(posts(m, {}, {"k": 1}))
+    out = b.apply([replayed("k", 1, "raise", m), replayed("k", 2, "raise", m)])
+    assert [(type(notice).__name__, notice.seq, notice.epoch) for notice in out.notices] == [("Parked", 2, 2)]  # type: ignore[union-attr]
+
+
+def test_ticks_are_replayed_for_the_keys_of_the_move_alone() -> None:
+    b, m = part("b"), restoring("k")
+    b.apply([data("own", 1, "timer 50")])
+    b.apply(posts(m, {"k": luggage(2, "v", timers=[40])}, {"k": 4}))
+    assert told(b.apply([tick(9, 45)])) == [], "the time of a restored key stands still"
+    assert told(b.apply([tick(3, 30, held_for=m), tick(4, 41, held_for=m)])) == [], "delivered"
+    assert b.entries["k"].timers == []
+    out = b.apply([replayed("k", 5, "timer 60", m), tick(6, 70, held_for=m)])
+    assert told(out) == [("k", "v @40 timer 60"), ("k", "v @40 timer 60 @60")]
+    assert told(b.apply([mark(Kind.CUTOVER, m, 10), tick(11, 71)])) == [("own", "timer 50 @50")]
+
+
+def test_a_large_version_comes_in_pieces() -> None:
+    b, m = part("b"), restoring("k", chunk=10)
+    control = posts(m, {"k": luggage(2, "v" * 50)}, {"k": 2})
+    assert len(control) > 4
+    for record in control:
+        b = reloaded(b)
+        b.apply([record])
+    assert told(b.apply([replayed("k", 3, "x", m)])) == [("k", "v" * 50 + " x")]
+
+
+def test_an_order_to_load_that_is_repeated_begins_anew_or_comes_too_late() -> None:
+    b, m = part("b"), restoring("k", "l")
+    first = posts(m, {"k": luggage(2, "old"), "l": luggage(2, "l")}, {"k": 2, "l": 2})
+    second = posts(m, {"k": luggage(3, "old", "new")}, {"k": 2})
+    b.apply(first[:2])
+    assert notices(b.apply(second)) == ["Ready"]
+    assert set(b.entries) == {"k"}
+    assert notices(b.apply(first)) == ["Ready"], "said again, for whoever has not heard"
+    assert (set(b.entries), b.entries["k"].seq) == ({"k"}, 3)
+    b.apply([mark(Kind.CUTOVER, m, 5)])
+    b.apply([replayed("k", 6, "x", m)])
+    assert notices(b.apply(first)) == []
+    assert b.entries["k"].seq == 6
+
+
+def test_one_that_is_called_off_leaves_nothing() -> None:
+    b, m = part("b"), restoring("k")
+    b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
+    off = delivered(Post("b", Kind.ABORT, -1, wire.pack(m)))
+    assert notices(b.apply([off])) == ["Aborted"]
+    assert (b.entries, b.moves.arrivals) == ({}, {})
+    b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
+    assert b.entries == {}
+
+
+# ── Who must discard ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def discard(m: Move, seq: int, src: str = "r") -> Record:
+    return mark(Kind.DISCARD, m, seq, src)
+
+
+def test_the_lost_one_comes_back_drops_the_keys_and_is_an_instance_without_them() -> None:
+    a, m = part(), restoring("k", routers="rq")
+    a.apply([data("k", 1, "x"), data("own", 2, "y")])
+    assert notices(a.apply([discard(m, 3)])) == []
+    assert set(a.entries) == {"own"}
+    late = a.apply([data("k", 4, "z", src="q"), data("own", 5, "w")])
+    assert (told(late), set(a.entries)) == ([("own", "y w")], {"own"}), "a router that does not know yet"
+    assert notices(reloaded(a).apply([discard(m, 6, "q")])) == ["Evicted"]
+    assert notices(a.apply([discard(m, 6, "q")])) == ["Evicted"]
+    assert a.apply([data("k", 7, "new", epoch=3)]).results, "it may have them again one day"
+
+
+def test_the_other_end_of_a_move_that_is_ended_forgets_its_part_in_it() -> None:
+    b, m = part("b"), move("k")
+    ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
+    b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x"), parcel(m, {"l": luggage(1, "l")})])
+    assert notices(b.apply([discard(ended, 3)])) == ["Evicted"]
+    assert (b.entries, b.waiting, b.moves.arrivals) == ({"l": b.entries["l"]}, {}, {})
+    for said in (parcel(m, {"k": luggage(1, "v")}), shipped(m), mark(Kind.CUTOVER, m, 4), switch(switching("k"))):
+        b.apply([said])
+    assert ("k" in b.entries, b.moves.arrivals) == (False, {}), "what a zombie still says of it does not count"
+
+
+def test_a_standby_of_a_lost_instance_forgets_its_copies() -> None:
+    b, m = part("b"), switching("k", order="replica")
+    ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
+    copy = Parcel("m1", bin_of("k"), {"k": luggage(1, "v")})
+    b.apply([delivered(Post("b", Kind.REPLICATE, -1, wire.pack(m)))])
+    b.apply([delivered(Post("b", Kind.REPLICA, copy.bin, wire.pack(copy)))])
+    assert b.replicas
+    b.apply([discard(ended, 3)])
+    assert (b.replicas, b.moves.standbys) == ({}, {})
+
+
+def test_a_destination_that_took_part_in_what_is_ended_keeps_what_was_loaded() -> None:
+    """The control lane is read first: the load may be here before DISCARD is."""
+    b, m = part("b"), move("k")
+    r = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"))
+    b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x")])
+    b.apply(posts(r, {"k": luggage(2, "v")}, {"k": 2}))
+    out = b.apply([data("k", 3, "old"), mark(Kind.CUTOVER, m, 4), discard(r, 5)])
+    assert (notices(out), told(out), b.entries["k"].seq) == (["Evicted"], [], 2)
+    assert told(b.apply([replayed("k", 3, "new", r)])) == [("k", "v new")]
+
+
+def test_a_late_discard_spares_what_a_later_restoration_brought() -> None:
+    b, first = part("b"), restoring("k", parties=frozenset("b"), source="b", destination="c")
+    second = restoring("k", epoch=3)
+    b.apply([wire_restore(second), *posts(second, {"k": luggage(2, "v")}, {"k": 2})])
+    b.apply([discard(first, 5)])
+    assert b.entries["k"].seq == 2
+
+
+def wire_restore(m: Move) -> Record:
+    return delivered(Post("b", Kind.RESTORE, -1, wire.pack(m)))
+
+
+def test_a_saving_under_way_is_given_up_and_all_that_is_left_is_saved_anew() -> None:
+    a, m = part(), restoring("k")
+    a.apply([data(key, n, "x" * 50) for n, key in enumerate("klm", 1)])
+    first = a.apply([save(9, budget=1)])
+    assert [post.kind for post in first.posts if post.to == "@store"] == [Kind.PARCEL]
+    a.apply([discard(m, 10)])
+    out = a.apply([save(11)])
+    sent = [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
+    assert {key: one.saving for one in sent for key in one.keys} == {"l": ("r", 11), "m": ("r", 11)}
