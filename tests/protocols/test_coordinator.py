@@ -473,3 +473,16 @@ def test_restore_is_not_ordered_as_a_move(coordinator: Coordinator) -> None:
         coordinator.plan_restore("a", "a", "r1")
     with pytest.raises(UnknownName):
         coordinator.plan_restore("z", "a", "r1")
+
+
+def test_the_next_attempt_says_what_the_one_before_may_not_have_said(coordinator: Coordinator) -> None:
+    order(coordinator, K, "b", "push")
+    restore(coordinator, "a", "c")
+    coordinator.handle("r1", Abandoned("before anybody was fenced"))
+    coordinator.handle("r1", Aborted("r1", "c", 0, 1))
+    second = coordinator.plan_restore("a", "c", "r2")
+    assert (second.move.ends, second.move.parties) == (frozenset({"m1"}), frozenset("ab"))
+    for name in "ab":
+        coordinator.handle("r1", Evicted("r1", name, 0, 1))
+    third = coordinator.plan_restore("a", "c", "r2")
+    assert (third.move.ends, third.move.parties) == (frozenset(), frozenset("a"))

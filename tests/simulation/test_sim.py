@@ -98,7 +98,7 @@ REGRESSIONS = [
     # dead letters too, and whether it was tried again with the next tick depended on whether the instance had died.
     ("live", 2),
     ("restart", 2),
-    # A version was ahead of its results: they lay in the lost one's outbox when it was fenced, and nobody made them anew.
+    # A version was ahead of its results: they lay in the lost one's outbox at the fence, and nobody made them anew.
     ("restore", 9),
     # A source that had stopped before its router knew said that it had saved what it had only sent on.
     ("restore", 170),

@@ -119,6 +119,7 @@ class Coordinator:
         selection = self.table.owners.select(lost)
         for other in ends:
             selection = selection.union(other.move.selection)
+        before = [other.move for other in self.migrations.values() if self._is_unheard(other, lost)]
         known = [self.table.next_epoch(selection), *(other.move.epoch + 1 for other in ends)]
         move = Move(
             id=id,
@@ -130,8 +131,8 @@ class Coordinator:
             epoch=max(known),
             routers=self.routers,
             routing="replay",
-            ends=frozenset(other.move.id for other in ends),
-            parties=frozenset({lost, *(end for o in ends for end in (o.move.source, o.move.destination))}),
+            ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
+            parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
             **options,
         )
         self._check_free(move)
@@ -145,6 +146,13 @@ class Coordinator:
             return True
         rule = PROTOCOLS[migration.move.protocol].table.get((migration.phase, Abandoned))
         return migration.move.destination == instance and rule is machine.stay and not _is_undoing(migration)
+
+    def _is_unheard(self, migration: Migration, lost: str) -> bool:
+        """Whether it is an attempt to restore an instance that was abandoned, maybe before anybody heard of it."""
+        move = migration.move
+        if (move.protocol, move.source, migration.phase) != ("restore", lost, ABORTED) or migration.ended_by:
+            return False
+        return migration.has_begun and not all(migration.has_heard(Evicted, name) for name in move.parties)
 
     def lost(self) -> set[str]:
         """Instances that are being restored elsewhere, or have been and have not come back since."""
@@ -290,6 +298,10 @@ class Coordinator:
         if migration.phase == DONE:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
+
+
+def _parties(migrations: Sequence[Migration]) -> set[str]:
+    return {end for migration in migrations for end in (migration.move.source, migration.move.destination)}
 
 
 def _is_undoing(migration: Migration) -> bool:
