@@ -125,6 +125,8 @@ class Eviction(msgspec.Struct, kw_only=True):
         if self.seen == self.move.routers:
             del instance.moves.evictions[self.move.id]
             instance.moves.evicted.add(self.move.id)
+            if instance.moves.saving is not None:  # what was saved between a fence and this does not count
+                instance.moves.saving.give_up(instance)
             out.notices.append(Evicted(self.move.id, instance.name, instance.part, instance.parts))
 
 
@@ -143,8 +145,6 @@ def evict(instance: Instance, move: Move) -> None:
         moves.aborted.discard(id)
         moves.ended.add(id)
     clear(instance, move)
-    if moves.saving is not None:
-        moves.saving.give_up(instance)
     if instance.name in move.parties and move.id not in moves.evicted:
         moves.evictions.setdefault(move.id, Eviction(move=move))
 
