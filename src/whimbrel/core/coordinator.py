@@ -104,7 +104,8 @@ class Coordinator:
         """What brings everything that a lost instance had, was sending or was to have, to another one. That may be
         nothing: then it is at least known to be lost, and what could be undone without it is.
 
-        Raises, and changes nothing, if it cannot be done now. Starting it ends the migrations that `ended_by` lists.
+        Raises, and changes nothing, if it cannot be done now: if several are lost, one may have to wait for another,
+        whose moves are in its way. Starting it ends the migrations that `ended_by` lists.
         """
         _check_options(PROTOCOLS["restore"], options)
         for name in (lost, destination):

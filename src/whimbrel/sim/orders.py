@@ -119,11 +119,14 @@ class CoordinatorActor(Actor):
 
     def _restore(self) -> bool:
         """Order what brings a lost instance's keys back, if somebody has noticed, or an attempt was abandoned."""
-        rng, world = self.world.random, self.world
+        world, rng = self.world, self.world.random
         missing = [*world.suspects, *self.coordinator.interrupted()]
         if not missing or rng.random() < 0.5:
             return False
-        lost = missing[0]
+        return any(self._restore_one(lost) for lost in missing)  # one may have to wait for another
+
+    def _restore_one(self, lost: str) -> bool:
+        rng, world = self.world.random, self.world
         self.asked += 1
         try:
             others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
