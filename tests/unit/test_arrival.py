@@ -193,7 +193,7 @@ def test_after_cutover_the_destination_speaks_in_the_new_epoch(shadow: Instance)
     out = shadow.apply([data("k", 11, "y"), mark(CUTOVER, LIVE, 12), data("k", 13, "z", epoch=1), tick(14, at=60)])
     assert told(out) == [("k", "x y z"), ("k", "x y z @50")]
     assert [result.epoch for result in out.results] == [1, 1], "a timer's result too"
-    assert out.notices == [Opened("m1", "b", 0, 1)]
+    assert out.notices == [Opened("m1", "b", 0, 1, LIVE.selection, 1)]
     assert shadow.moves.arrivals == {}
 
 
