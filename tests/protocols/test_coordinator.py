@@ -467,7 +467,7 @@ def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinat
 
 
 def test_restore_is_not_ordered_as_a_move(coordinator: Coordinator) -> None:
-    with pytest.raises(Refused, match="order its restoration"):
+    with pytest.raises(Refused, match="a lost instance had"):
         coordinator.plan([(K, "b")], "edge-1", "restore", "m1")
     with pytest.raises(Refused, match="restore to another instance"):
         coordinator.plan_restore("a", "a", "r1")
