@@ -23,9 +23,11 @@ def lives(up: Child, name: str) -> list[int]:
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Child]:
     up = Child(SMALL, "up", "one", "two", cwd=tmp_path)
-    until(lambda: lives(up, "one") and lives(up, "two"), f"both live; {up.told()}", 200)
-    yield up
-    up.kill()
+    try:
+        until(lambda: lives(up, "one") and lives(up, "two"), f"both live; {up.told()}", 200)
+        yield up
+    finally:
+        up.kill()
 
 
 def test_what_dies_is_started_again(up: Child) -> None:
