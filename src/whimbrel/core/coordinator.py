@@ -53,7 +53,7 @@ class Coordinator:
         """
         rules = protocol_named(protocol)
         if rules.routing == "replay":
-            raise Refused("restore brings back what a lost instance had; to move what runs, take live, pause or another")
+            raise Refused("restore brings back what a lost instance had; what runs is moved by live, pause and others")
         _check_options(rules, options)
         plan = options.pop("plan", "batched")
         planned: list[Migration] = []
