@@ -61,7 +61,7 @@ class Invariants:
         whole = [  # one that repeats a batch is where it was before it
             (name, part.entries)
             for name, actor in self.world.instances.items()
-            if actor.alive and actor.plan is None and not self._is_clearing(name)
+            if actor.alive and actor.plan is None
             for part in actor.parts
         ]
         if len(set().union(*(keys for _, keys in whole))) == sum(len(keys) for _, keys in whole):
@@ -69,8 +69,9 @@ class Invariants:
         if not self.world.coordinator.alive:
             return
         holders: dict[str, set[str]] = defaultdict(set)
+        clearing = {name for name in self.world.instances if self._is_clearing(name)}
         for name, keys in whole:
-            for key in keys:
+            for key in keys if name not in clearing else ():
                 holders[key].add(name)
         unsettled = list(self.world.coordinator.coordinator.unsettled())
         for key, names in holders.items():
@@ -82,8 +83,6 @@ class Invariants:
 
     def _is_clearing(self, name: str) -> bool:
         """Whether an instance may have something of keys that were restored elsewhere."""
-        if not self.world.coordinator.alive:
-            return True
         return any(
             migration.move.protocol == "restore" and name in migration.move.parties
             for migration in self.world.coordinator.coordinator.migrations.values()
