@@ -191,7 +191,7 @@ def test_bad_rows_that_come_again_after_a_restart_are_kept_once() -> None:
 @pytest.mark.parametrize(
     "odd",
     [{"sensor": 2**70}, {"sensor": "\ud800"}, {"value": object()}, {(1, 2): 3}, {"value": {1, 2}}, b"\xff"],
-    ids=repr,
+    ids=["too large", "no text", "no value", "no name", "a set", "no row"],
 )
 def test_whatever_a_bad_row_holds_it_can_be_kept(odd: Any) -> None:
     line = Line()
