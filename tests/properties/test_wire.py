@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.properties.mangling import mangled
 from tests.unit.test_wire import MESSAGES
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, NewerFormat
@@ -23,17 +24,6 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
-
-
-@st.composite
-def mangled(draw: st.DrawFn) -> bytes:
-    """A real message with a few bytes changed, taken out or put in."""
-    payload = bytearray(draw(st.sampled_from(PAYLOADS)))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(payload) - 1))
-        payload[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
-        payload = payload or bytearray(b"\0")
-    return bytes(payload)
 
 
 def framed(payload: bytes) -> bytes:
@@ -66,6 +56,6 @@ def test_random_values(value: Any) -> None:
     check(wire.pack(value))
 
 
-@given(mangled())
+@given(mangled(PAYLOADS))
 def test_real_messages_that_were_tampered_with(payload: bytes) -> None:
     check(framed(payload))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties.mangling import mangled
 from tests.store.objects import Memory, loaded, saving, version
 from whimbrel.core import wire
 from whimbrel.core.errors import Stop, UnknownName
@@ -41,17 +42,6 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9) | integers, inner, max_size=4),
     max_leaves=12,
 )
-
-
-@st.composite
-def mangled(draw: st.DrawFn) -> bytes:
-    """A real object with a few bytes changed, taken out or put in."""
-    payload = bytearray(draw(st.sampled_from(PAYLOADS)))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(payload) - 1))
-        payload[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
-        payload = payload or bytearray(b"\0")
-    return bytes(payload)
 
 
 @st.composite
@@ -97,7 +87,7 @@ def test_random_values(name: str, value: Any) -> None:
     check(name, wire.pack(value))
 
 
-@given(st.sampled_from(NAMES), mangled())
+@given(st.sampled_from(NAMES), mangled(PAYLOADS))
 def test_real_objects_that_were_tampered_with(name: str, payload: bytes) -> None:
     check(name, framed(payload))
 

@@ -3,9 +3,10 @@
 `CentralStore` is the store itself, `Uploader` the way of a site's savings to it, `Keeper` what looks after it.
 """
 
+from whimbrel.core.saving import Version
 from whimbrel.store.central import CentralStore
 from whimbrel.store.keeper import Keeper
 from whimbrel.store.uploader import Piece, Uploader
-from whimbrel.store.version import Checkpoint, Retention, Saving, Version
+from whimbrel.store.version import Checkpoint, Retention, Saving
 
 __all__ = ["CentralStore", "Checkpoint", "Keeper", "Piece", "Retention", "Saving", "Uploader", "Version"]

@@ -13,10 +13,11 @@ import msgspec
 
 from whimbrel.core.errors import Corrupt, UnknownName
 from whimbrel.core.keys import Selection
+from whimbrel.core.saving import Version
 from whimbrel.store import names
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects
-from whimbrel.store.version import Base, Checkpoint, Line, Moment, Reach, Seal, Segment, Version, fitting, has, opened
+from whimbrel.store.version import Base, Checkpoint, Line, Moment, Reach, Seal, Segment, fitting, has, opened
 
 TOGETHER = 100
 """How many seals are fetched at once."""

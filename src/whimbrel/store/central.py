@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict
 from whimbrel.core.keys import EVERYTHING, Selection
+from whimbrel.core.saving import Version
 from whimbrel.store import names
 from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
 from whimbrel.store.compaction import Sizes, compact
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects, Place
-from whimbrel.store.version import Checkpoint, Line, Moment, Retention, Saving, Seal, Segment, Version, cut, has
+from whimbrel.store.version import Checkpoint, Line, Moment, Retention, Saving, Seal, Segment, cut, has
 
 PATIENCE = 5
 """How often a reader begins again because what it reads is being compacted."""

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.saving import Version
 from whimbrel.store import names
 from whimbrel.store.catalog import Catalog, Sources, chosen
 from whimbrel.store.names import Saved
-from whimbrel.store.version import Base, Line, Moment, Retention, Segment, Version, cut, has
+from whimbrel.store.version import Base, Line, Moment, Retention, Segment, cut, has
 
 MANY = 2000
 """With more savings beside it than this a new fold is due, however small they are: a reader must look at each."""

@@ -4,7 +4,7 @@ A key's state as of some `seq` follows from its records up to there, whoever app
 state of instances but *versions of keys*: to restore a key anywhere, take its newest version, then its records behind
 that version's `seq`.
 
-    Version       one key as of one seq, under one owner (epoch)
+    Version       one key as of one seq, under one owner (epoch); what its luggage holds is the core's affair
     Saving        what one part of an instance has changed since its last saving, as versions
     Checkpoint    a moment of a whole stage: savings of every part are there up to it
 
@@ -20,22 +20,12 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Stop
+from whimbrel.core.saving import Version
 
 PIECE = 8 << 20
 """About how many bytes of luggage a segment holds at most; a larger version has one to itself."""
 
 T = TypeVar("T")
-
-
-class Version(msgspec.Struct, frozen=True, array_like=True):
-    """A key as of `seq`. Of two versions the one with the greater `(epoch, seq)` is the newer."""
-
-    key: str
-    bin: int
-    epoch: int
-    seq: int
-    luggage: bytes
-    """What the core makes of a key, opaque here."""
 
 
 class Saving(msgspec.Struct, frozen=True):
