@@ -20,8 +20,9 @@ setup: $(STAMP)  ## prepare .venv (does nothing when it is up to date)
 demo: setup  ## run the demo
 	$(BIN)/whimbrel demo
 
-test: check  ## check, then run all tests
-	$(BIN)/pytest
+test: check  ## check, then run all tests: first what needs no Spark, on all cores
+	$(BIN)/pytest -m "not spark" -n auto --dist loadfile
+	$(BIN)/pytest -m spark
 
 check: setup  ## lint, formatting, types, layers
 	$(BIN)/ruff check
