@@ -17,7 +17,7 @@ class MemoryLog:
     """A log that lives as long as this object. `close` has nothing to release: the log can be used after it."""
 
     def __init__(self) -> None:
-        self._rulers = {lane: _Ruler() for lane in Lane}
+        self._rulers = [_Ruler() for _ in Lane]
         self._lock = threading.Lock()
 
     def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
@@ -27,14 +27,17 @@ class MemoryLog:
         with self._lock:
             if counter <= ruler.counters.get(writer, -1):
                 return None
-            position = ruler.head + len(ruler.entries)
+            position = ruler.tail
             ruler.entries.append(Entry(position, count, blob))
             ruler.totals.append(ruler.totals[-1] + count)
             ruler.counters[writer] = counter
+            ruler.tail += 1
             return position
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
         ruler = self._rulers[lane]
+        if start >= ruler.tail:  # most often there is nothing new; the tail never goes back
+            return []
         with self._lock:
             first = ruler.index(start)
             # An end below the head must give an empty slice, not count from the list's far end.
@@ -62,9 +65,7 @@ class MemoryLog:
         return self._rulers[lane].head
 
     def tail(self, lane: Lane = Lane.DATA) -> int:
-        ruler = self._rulers[lane]
-        with self._lock:
-            return ruler.head + len(ruler.entries)
+        return self._rulers[lane].tail
 
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
         return self._rulers[lane].counters.get(writer, -1)
@@ -84,10 +85,10 @@ class MemoryLog:
 class _Ruler:
     """One lane: what is readable, and what the contract needs to know of what is not."""
 
-    __slots__ = ("counters", "entries", "head", "totals")
+    __slots__ = ("counters", "entries", "head", "tail", "totals")
 
     def __init__(self) -> None:
-        self.head = 0
+        self.head = self.tail = 0
         self.entries: list[Entry] = []
         # totals[i] is how many records were ever written before entries[i]; the one item more is for the tail.
         self.totals = [0]
