@@ -14,6 +14,7 @@ central store is in saving.py, what comes out of it in restoration.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -58,6 +59,12 @@ _KIND = itemgetter(Record._fields.index("kind"))
 
 LARGE = 1 << 20
 """A larger state is kept in its stored form only between batches, not decoded as well."""
+
+
+@lru_cache(maxsize=16)
+def _move(body: bytes) -> Move:
+    """The move that a marker tells of: every part of an instance gets the marker, and they share what it says."""
+    return wire.unpack(body, Move)
 
 
 class Entry:
@@ -113,6 +120,8 @@ class Instance:
         self._touched: set[str] = set()
         self._waited: set[str] = set()
         self._moved = False
+        self._told = 0
+        """How often the epochs had changed when a delta last had them."""
         self._delta = Delta()
         # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
         self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
@@ -286,7 +295,7 @@ class Instance:
         """
         if not self._timed:
             return
-        held_for = wire.unpack(record.body, Move) if record.body else None
+        held_for = _move(record.body) if record.body else None
         for role in (*self.moves.arrivals.values(), *self.moves.departures.values()):
             role.note_tick(record)
         later: list[tuple[int, str]] = []
@@ -363,12 +372,12 @@ class Instance:
             self._serve(record, out)
 
     def _mark(self, record: Record, out: Emissions) -> None:
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         if move.id not in self.moves.ended:
             self._role(move).mark(self, Kind(record.kind), record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         if move.id in self.moves.ended:
             return
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
@@ -428,7 +437,7 @@ class Instance:
             departure.ask(self, fetch)
 
     def _replicate(self, record: Record, out: Emissions) -> None:
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         if self._is_off(move.id):
             return
         self._moved = True
@@ -440,7 +449,7 @@ class Instance:
 
     def _cease(self, record: Record, out: Emissions) -> None:
         """A standby is not wanted. We may never have heard of it: its coordinator died before it could tell us."""
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         if self._is_off(move.id):
             return
         self._moved = True
@@ -477,7 +486,7 @@ class Instance:
 
     def _discard(self, record: Record, out: Emissions) -> None:
         """A restoration takes keys away. Its destination may have heard of it before: then what is here is new."""
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         self._moved = True
         if move.id not in self.moves.evictions:
             evict(self, move)
@@ -485,7 +494,7 @@ class Instance:
 
     def _restore_keys(self, record: Record, out: Emissions) -> None:
         """Keys will come out of the store. Said again, it comes too late if they have come, and else begins anew."""
-        move = wire.unpack(record.body, Move)
+        move = _move(record.body)
         known = self.moves.arrivals.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
         if is_over or move.id in self.moves.ended or (isinstance(known, Restoration) and known.ready):
@@ -638,7 +647,8 @@ class Instance:
         delta, self._delta = self._delta, Delta()
         delta.positions = self.positions
         if self._moved or self.moves.are_open:
-            self.moves.epochs = self.epochs.dump()
+            self.moves.epochs = self.epochs.dump() if self.epochs.changes != self._told else None
+            self._told = self.epochs.changes
             delta.moves = self.moves
             self._moved = False
         return packed(delta, limit)

@@ -7,7 +7,7 @@ bin and a short dictionary of exceptions by key: `KeyMap`. Everything that names
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -75,12 +75,15 @@ class KeyMap(Generic[V]):
     def __init__(self, default: V) -> None:
         self.by_bin: list[V] = [default] * BINS
         self.by_key: dict[str, V] = {}
+        self.changes = 0
+        """How often something was put: who keeps what it has dumped asks whether to do so again."""
 
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
 
     def put(self, selection: Selection, value: V, part: int = 0, parts: int = 1) -> None:
         """Give every selected key of one part this value, and leave every other key as it is."""
+        self.changes += 1
         bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
         for key in selection.without:
             if bin_of(key) in bins:
@@ -95,12 +98,14 @@ class KeyMap(Generic[V]):
 
     def lift(self: KeyMap[int], selection: Selection, least: int, part: int = 0, parts: int = 1) -> None:
         """Give every selected key of one part at least this value, and leave every other key as it is."""
+        self.changes += 1
         bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
         for key in selection.without:
             if bin_of(key) in bins:
                 self.by_key.setdefault(key, self[key])
         for bin in bins:
-            self.by_bin[bin] = max(self.by_bin[bin], least)
+            if self.by_bin[bin] < least:
+                self.by_bin[bin] = least
         for key in [key for key in self.by_key if bin_of(key) in bins and key not in selection.without]:
             self.by_key[key] = max(self.by_key[key], least)
             if self.by_key[key] == self.by_bin[bin_of(key)]:
@@ -109,15 +114,20 @@ class KeyMap(Generic[V]):
             if part_of(bin_of(key), parts) == part:
                 self.by_key[key] = max(self[key], least)
 
-    def values(self, selection: Selection) -> Iterator[V]:
-        """Every value that some selected key has."""
-        for bin in selection.bins:
-            yield self.by_bin[bin]
-        for key, value in self.by_key.items():
-            if key in selection and key not in selection.keys:
-                yield value
-        for key in selection.keys:
-            yield self[key]
+    def values(self, selection: Selection | None = None) -> set[V]:
+        """The values that selected keys have, or any keys."""
+        if selection is None:
+            return {*self._by_bin_at(EVERYTHING), *self.by_key.values()}
+        found = self._by_bin_at(selection)
+        found.update(value for key, value in self.by_key.items() if key in selection)
+        found.update(self[key] for key in selection.keys)
+        return found
+
+    def _by_bin_at(self, selection: Selection) -> set[V]:
+        """The values at the selected bins; most often all are the same, and that is seen fastest."""
+        if selection.bins and self.by_bin.count(self.by_bin[0]) == BINS:
+            return {self.by_bin[0]}
+        return set(map(self.by_bin.__getitem__, selection.bins))
 
     def select(self, value: V, among: Selection | None = None) -> Selection:
         """All keys that have this value, or all such keys of a selection, as a selection.
@@ -125,7 +135,9 @@ class KeyMap(Generic[V]):
         However it was asked for, the same set of keys comes out as the same selection.
         """
         within = EVERYTHING if among is None else among
-        bins = frozenset(bin for bin in within.bins if self.by_bin[bin] == value)
+        by_bin = self.by_bin
+        every = by_bin.count(value) == BINS
+        bins = within.bins if every else frozenset([bin for bin in within.bins if by_bin[bin] == value])
         by_key = list(self.by_key.items())  # a copy: whoever asks may do so while another thread puts
         apart = {key for key, held in by_key if held != value and bin_of(key) in bins}
         without = apart | {key for key in within.without - within.keys if bin_of(key) in bins}

@@ -10,6 +10,7 @@ import inspect
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -78,10 +79,16 @@ def takes_context(operator: Operator) -> bool:
         operator.State()
     except TypeError as error:
         raise Refused(f"each field of {type(operator).__name__}.State needs a default: {error}") from error
-    count = len(inspect.signature(operator.process).parameters)
+    process = operator.process
+    count = _parameters(process.__func__) - 1 if inspect.ismethod(process) else _parameters(process)
     if count not in (4, 5):
         raise Refused(f"process takes (key, event, state, emit) and maybe ctx, not {count} parameters")
     return count == 5
+
+
+@lru_cache
+def _parameters(function: Callable[..., None]) -> int:
+    return len(inspect.signature(function).parameters)
 
 
 def uses_timers(operator: Operator) -> bool:

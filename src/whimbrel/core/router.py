@@ -161,7 +161,7 @@ class Router:
 
     def owners(self) -> set[str]:
         """Everybody who owns keys; `NOBODY` among them, if keys have lost their owner."""
-        return {*self.table.owners.by_bin, *self.table.owners.by_key.values()}
+        return self.table.owners.values()
 
     def _concerned(self) -> list[str]:
         return sorted({*self.owners(), *(move.destination for move in self.moving.values())} - {NOBODY})

@@ -25,7 +25,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.departure import OVERHEAD, Sender
-from whimbrel.core.keys import EVERY_BIN, EVERYTHING, bin_of
+from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
 from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Record, Save, Saved
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Saving(Sender, kw_only=True):
     @classmethod
     def of(cls, instance: Instance) -> Saving:
         """The book of a part that meets its first SAVE: all that it has is lacking."""
-        move = Move(STORE, "", "", instance.name, STORE, EVERYTHING, 0, frozenset())
+        move = Move(STORE, "", "", instance.name, STORE, Selection(), 0, frozenset())
         return cls(move=move, lacking=set(instance.entries))
 
     def note(self, touched: Iterable[str]) -> None:

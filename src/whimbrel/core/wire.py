@@ -9,6 +9,7 @@ Every blob that Whimbrel writes to a log, a state store or a wire goes through `
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -17,6 +18,8 @@ import msgspec
 from whimbrel.core.errors import Corrupt, NewerFormat
 
 VERSION = 1
+_HEAD = Struct(">BI")
+"""Version and checksum."""
 T = TypeVar("T")
 
 
@@ -35,17 +38,18 @@ encode = _encoder.encode
 def pack(value: Any) -> bytes:
     """The bytes of a value."""
     payload = encode(value)
-    return b"".join((bytes((VERSION,)), crc32(payload).to_bytes(4, "big"), payload))
+    return _HEAD.pack(VERSION, crc32(payload)) + payload
 
 
 def unpack(blob: bytes, type: type[T]) -> T:
     """The value of some bytes, checked against its type. Raises `Corrupt` or `NewerFormat`, never anything else."""
-    if len(blob) < 5:
+    if len(blob) < _HEAD.size:
         raise Corrupt(f"{len(blob)} bytes are too few for any message")
-    if blob[0] > VERSION:
-        raise NewerFormat(f"format {blob[0]}, this version reads up to {VERSION}")
-    payload = memoryview(blob)[5:]
-    if blob[0] != VERSION or crc32(payload) != int.from_bytes(blob[1:5], "big"):
+    version, checksum = _HEAD.unpack_from(blob)
+    if version > VERSION:
+        raise NewerFormat(f"format {version}, this version reads up to {VERSION}")
+    payload = memoryview(blob)[_HEAD.size :]
+    if version != VERSION or crc32(payload) != checksum:
         raise Corrupt("the checksum does not fit")
     try:
         return msgspec.msgpack.decode(payload, type=type)
