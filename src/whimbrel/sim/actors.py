@@ -81,6 +81,8 @@ class GatewayActor(Actor):
 
     def revive(self) -> None:
         self.router = Router(self.name, RouteTable(self.world.owner))
+        self.has_stirred = True
+        """Whether the router may be another one than was saved last."""
         self.position, snapshot = self.saved
         self.routed_before = self.ingress.tail()
         self.coverage = Coverage(self.name)
@@ -109,9 +111,9 @@ class GatewayActor(Actor):
             worked = True
         # One that comes back routes again all that is there before it does anything else.
         if worked and self.position >= self.routed_before and self.world.random.random() < 0.2:
-            snapshot = self.router.snapshot()
+            snapshot = self.router.snapshot() if self.has_stirred else self.saved[1]
             if snapshot is not None:
-                self.saved = (self.position, snapshot)
+                self.saved, self.has_stirred = (self.position, snapshot), False
                 if self.world.saves:
                     self.ingress.trim(min(self.position, self.covered() // SPAN))
         return worked
@@ -154,6 +156,7 @@ class GatewayActor(Actor):
         else:
             if isinstance(content, Restore) and self.router.replays(content):
                 self._replay(content, position)
+            self.has_stirred = True
             routed = self.router.apply(content, seq)
         for name in self.world.random.sample(sorted(routed), len(routed)):
             self.world.maybe_die()
@@ -222,15 +225,19 @@ class InstanceActor(Actor):
             for lane in (Lane.CONTROL, Lane.DATA)
             for entry in inbox.read(self.at[lane], self.plan[lane], lane)
             for number, record in enumerate(entry.blob)
-            for row in prepare(record._replace(offset=entry.position * SPAN + number))
+            for row in prepare(Record(entry.position * SPAN + number, *record[1:]))
         ]
         out = []
+        called = []
         for part in self.parts:
-            own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
-            out.append((part, part.apply(own) if own else Emissions()))  # Spark does not call a part without rows
+            own = rows
+            if self.count > 1:
+                own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
+            out.append(part.apply(own) if own else Emissions())  # Spark does not call a part without rows
+            called.append(bool(own))
             self.world.tally["records waited"] += bool(part.waiting)
-        self._write([emissions for _, emissions in out])
-        self._commit()
+        self._write(out)
+        self._commit(called)
         return True
 
     def _write(self, out: list[Emissions]) -> None:
@@ -247,13 +254,14 @@ class InstanceActor(Actor):
         self.world.outboxes[self.name].append(said, count=1, writer=self.name, counter=self.batch)
         self.world.maybe_die()
 
-    def _commit(self) -> None:
+    def _commit(self, called: list[bool]) -> None:
         assert self.plan is not None
-        for part, kept in zip(self.parts, self.deltas, strict=True):
+        for part, kept, was_called in zip(self.parts, self.deltas, called, strict=True):
             limit = self.world.random.choice([30, 1 << 20])
-            kept += part.deltas(limit)
-            if len(kept) > 16:
-                kept[:] = part.snapshot(limit)
+            if was_called:
+                kept += part.deltas(limit)
+                if len(kept) > 16:
+                    kept[:] = part.snapshot(limit)
         self.at, self.plan, self.batch = self.plan, None, self.batch + 1
         inbox = self.world.inboxes[self.name]
         inbox.trim(self.at[0], Lane.DATA)
@@ -299,6 +307,8 @@ class OutletActor(Actor):
         """Savings whose results are out."""
         self.saved: tuple[dict[str, int], bytes, int, int, int, dict[str, int], list[Notice]]
         self.saved = ({}, Gate().snapshot(), 0, 0, 0, {}, [])
+        self.has_stirred = True
+        """Whether the gate may be another one than at the last commit."""
         self.revive()
 
     def revive(self) -> None:
@@ -337,16 +347,22 @@ class OutletActor(Actor):
     def fence(self, move: Move) -> None:
         """Let nothing of a lost owner out any more; it lasts when this returns."""
         self.gate.fence(move)
+        self.has_stirred = True
         self._commit()
 
     def _commit(self) -> None:
-        self.committed = {key: self.gate.current(key) for key in self.world.keys}
+        gate = self.saved[1]
+        if self.has_stirred:
+            self.committed = {key: self.gate.current(key) for key in self.world.keys}
+            gate, self.has_stirred = self.gate.snapshot(), False
         outcome = (len(self.delivered), len(self.parked), len(self.confirmed))
-        self.saved = (dict(self.positions), self.gate.snapshot(), *outcome, dict(self.reached), list(self.untold))
+        self.saved = (dict(self.positions), gate, *outcome, dict(self.reached), list(self.untold))
 
     def _let_out(self, said: list[tuple[list[Result], list[Notice]]]) -> None:
         for results, notices in said:
-            self._deliver(self.gate.offer(list(results)))
+            released = self.gate.offer(list(results))
+            self.has_stirred |= len(released) != len(results) or bool(notices)
+            self._deliver(released)
             self.world.tally["results held"] += bool(self.gate.held)
             for notice in notices:
                 if isinstance(notice, Parked):

@@ -19,7 +19,8 @@ def prepare(record: Record) -> list[Record]:
     """The rows of a record: none, one, or several that share its offset."""
     if record.kind != Kind.DATA:
         return [record]
-    return [record._replace(body=record.body + row) for row in range(ROWS.get(record.body % 11, 1))]
+    rows = range(ROWS.get(record.body % 11, 1))
+    return [record._replace(body=record.body + row) if row else record for row in rows]
 
 
 class Job(operator.Operator):

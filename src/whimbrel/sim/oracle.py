@@ -24,12 +24,13 @@ Letter = tuple[str, int, str, str]
 class Oracle:
     """One sequential run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers: bool) -> None:
         self.job = Job()
+        self._remembers = remembers
         self.results: dict[str, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
         self.letters: Counter[Letter] = Counter()
         self.past: dict[str, list[tuple[int, Any, list[int]]]] = defaultdict(list)
-        """By key: its state and timers after each record or tick that did something to it."""
+        """By key: its state and timers after each record or tick that did something to it. Only if it `remembers`."""
         self._states: dict[str, Any] = defaultdict(self.job.State)
         self._timers: dict[str, list[int]] = defaultdict(list)
 
@@ -69,4 +70,5 @@ class Oracle:
         results += [(seq, number + n, values) for n, values in enumerate(emitted)]
 
     def _note(self, key: str, seq: int) -> None:
-        self.past[key].append((seq, self._states[key], list(self._timers[key])))
+        if self._remembers:
+            self.past[key].append((seq, self._states[key], list(self._timers[key])))

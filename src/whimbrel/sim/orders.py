@@ -120,6 +120,8 @@ class CoordinatorActor(Actor):
     def _restore(self) -> bool:
         """Order what brings a lost instance's keys back, if somebody has noticed, or an attempt was abandoned."""
         world, rng = self.world, self.world.random
+        if not world.saves:
+            return False
         missing = [*world.suspects, *self.coordinator.interrupted()]
         if not missing or rng.random() < 0.5:
             return False

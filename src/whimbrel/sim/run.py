@@ -76,4 +76,5 @@ def search(protocols: Iterable[str], seeds: Iterable[int], sabotage: str | None 
                     return outcome
                 tally["steps"] += world.steps
                 tally.update(world.tally)
+                world.vanish()
     return outcome

@@ -19,6 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappush, heapreplace
+from math import log
 from typing import Any
 
 from whimbrel.log.memory import MemoryLog
@@ -97,7 +98,7 @@ class World:
             else:
                 idle.add(number)
                 pace *= IDLE
-            heapreplace(self._agenda, (self.now + self.random.expovariate(pace), number, actor))
+            heapreplace(self._agenda, (self.now - log(1.0 - self.random.random()) / pace, number, actor))
 
     def _step(self, actor: Actor) -> bool:
         self.steps += 1
@@ -122,6 +123,11 @@ class World:
         """A place where death may strike."""
         if self.chaos and self.random.random() < odds * self.chaos:
             raise Died
+
+    def vanish(self) -> None:
+        """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of
+        worlds to the garbage collector takes a tenth of the time."""
+        vars(self).clear()
 
     @property
     def now_us(self) -> int:
