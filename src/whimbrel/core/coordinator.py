@@ -235,12 +235,18 @@ class Coordinator:
         """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""
         told: list[tuple[str, Event]] = []
         self._queued = [m for m in self._queued if m.phase == ORDERED and self.migrations.get(m.move.id) is m]
+        aborted: dict[str, int] = {}
+        undone: dict[str, int] = {}
+        """By plan: the first turn of which something was aborted, and of which something is not done."""
+        for other in self.migrations.values() if self._queued else ():
+            if other.phase == ABORTED:
+                aborted[other.plan] = min(other.turn, aborted.get(other.plan, other.turn))
+            if other.phase != DONE:
+                undone[other.plan] = min(other.turn, undone.get(other.plan, other.turn))
         for migration in self._queued:
-            plan = [other for other in self.migrations.values() if other.plan == migration.plan]
-            before = {other.phase for other in plan if other.turn < migration.turn}
-            if ABORTED in before:
+            if aborted.get(migration.plan, migration.turn) < migration.turn:
                 told.append((migration.move.id, Abandoned("an earlier turn of its plan was aborted")))
-            elif before == {DONE}:
+            elif undone[migration.plan] == migration.turn:
                 told.append((migration.move.id, Ordered()))
         return told + self._outlived() + self._hopeless()
 
