@@ -31,7 +31,7 @@ from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_all
 from whimbrel.outlet.outlet import Watch
 from whimbrel.pipeline import Pipeline
-from whimbrel.roles.gateway import GatewayRole
+from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
 from whimbrel.roles.site import TRIGGER, query_maker, stage_of
 from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
@@ -59,6 +59,8 @@ class App(Control):
         watch: Watch,
         spark: Any,
         links: Given = IDEAL,
+        store: str | None = None,
+        save_every: float = SAVE_EVERY,
     ) -> None:
         self.pipeline, self._temporary = pipeline, temporary
         self._lock = lock_all(data)
@@ -67,7 +69,16 @@ class App(Control):
             check_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
             logs = Logs(data / "logs")
             self.gateway = GatewayRole(
-                pipeline, logs, journal, self.hear, self.clock_us, keep=keep, max_backlog=max_backlog, watch=watch
+                pipeline,
+                logs,
+                journal,
+                self.hear,
+                self.clock_us,
+                keep=keep,
+                max_backlog=max_backlog,
+                watch=watch,
+                store=store,
+                save_every=save_every,
             )
         except BaseException:
             self._lock.close()
@@ -199,6 +210,8 @@ def run(
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,
     links: Given = IDEAL,
+    store: str | Path | None = None,
+    save_every: float = SAVE_EVERY,
 ) -> App:
     """Run a pipeline on this machine. All keys begin at the first site.
 
@@ -206,6 +219,7 @@ def run(
     stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
     a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
     `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites.
+    `store`: a directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
@@ -225,6 +239,8 @@ def run(
             watch=watch,
             spark=spark,
             links=links,
+            store=None if store is None else str(store),
+            save_every=save_every,
         )
     except BaseException:
         if data is None:

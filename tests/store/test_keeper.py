@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.app.failing import Fuse
-from tests.app.waiting import until
 from tests.store.objects import FailingObjects, Memory, loaded, numbers, saving, version
 from whimbrel.core.errors import Unavailable
 from whimbrel.store import CentralStore, Keeper, Retention
@@ -15,13 +14,15 @@ class House:
 
     def __init__(self, objects: Objects | None = None) -> None:
         self.store = CentralStore(Memory() if objects is None else objects)
-        self.parts: dict[str, dict[str, int]] = {"s": {"s-1": 1, "s-2": 1}}
+        self.parts = {"s-1": 1, "s-2": 1}
         self.now = 0
         self.begin()
 
     def begin(self) -> None:
-        keep = Retention(checkpoints=2)
-        self.keeper = Keeper(self.store, lambda: self.parts, lambda: self.now * 1_000_000, keep, every=0.01, slack=0)
+        self.keeper = Keeper(self.store, "s", Retention(checkpoints=2), slack=0)
+
+    def step(self, at_most: int | None = None) -> None:
+        self.keeper.step(self.parts, self.now * 1_000_000, at_most)
 
     def save(self, instance: str) -> None:
         versions = [version("a" if instance == "s-1" else "b", 10 * self.now)]
@@ -29,19 +30,19 @@ class House:
 
     def round(self) -> None:
         self.now += 1
-        for instance in self.parts["s"]:
+        for instance in self.parts:
             self.save(instance)
 
 
 def test_a_checkpoint_a_round_two_are_kept_and_the_oldest_says_what_is_covered() -> None:
     house = House()
-    house.keeper.step()
-    seen = [(numbers(house.store), house.keeper.covered("s"))]
+    house.step()
+    seen = [(numbers(house.store), house.keeper.covered)]
     for _ in range(4):
         house.round()
-        house.keeper.step()
-        house.keeper.step()
-        seen.append((numbers(house.store), house.keeper.covered("s")))
+        house.step()
+        house.step()
+        seen.append((numbers(house.store), house.keeper.covered))
     assert seen == [([], -1), ([1], 10), ([1, 2], 10), ([2, 3], 20), ([3, 4], 30)]
     assert loaded(house.store, 3) == {"a": b"a@0.30", "b": b"b@0.30"}
 
@@ -49,14 +50,14 @@ def test_a_checkpoint_a_round_two_are_kept_and_the_oldest_says_what_is_covered()
 def test_an_instance_that_does_not_save_holds_coverage_back_until_it_owns_nothing() -> None:
     house = House()
     house.round()
-    house.keeper.step()
+    house.step()
     for _ in range(3):
         house.now += 1
         house.save("s-1")
-        house.keeper.step()
-    assert (numbers(house.store), house.keeper.covered("s")) == ([1], 10)
-    house.parts["s"] = {"s-1": 1}
-    house.keeper.step()
+        house.step()
+    assert (numbers(house.store), house.keeper.covered) == ([1], 10)
+    house.parts = {"s-1": 1}
+    house.step()
     assert (numbers(house.store), house.store.covered("s")) == ([1, 2], 40)
 
 
@@ -64,11 +65,11 @@ def test_a_keeper_that_begins_again_knows_what_is_covered_without_a_new_checkpoi
     house = House()
     for _ in range(3):
         house.round()
-        house.keeper.step()
+        house.step()
     house.begin()
-    assert house.keeper.covered("s") == -1
-    house.keeper.step()
-    assert (numbers(house.store), house.keeper.covered("s")) == ([2, 3], 20)
+    assert (house.keeper.number, house.keeper.covered) == (0, -1)
+    house.keeper.look()
+    assert (house.keeper.number, house.keeper.made_us, house.keeper.covered) == (3, 3_000_000, 20)
 
 
 def test_nothing_counts_as_covered_while_checkpoints_that_need_it_are_still_there() -> None:
@@ -78,35 +79,37 @@ def test_nothing_counts_as_covered_while_checkpoints_that_need_it_are_still_ther
         house = House(memory)
         for _ in range(2):
             house.round()
-            house.keeper.step()
+            house.step()
         house.round()
         fuse = Fuse(at, error=lambda: Unavailable("away"))
         house.keeper.store = CentralStore(FailingObjects(memory, fuse))
         try:
-            house.keeper.step()
+            house.step()
         except Unavailable:
-            assert house.keeper.covered("s") <= house.store.kept("s")
+            assert house.keeper.covered <= house.store.kept("s")
             house.round()
-            house.keeper.step()
-        assert (len(numbers(house.store)), house.keeper.covered("s")) == (2, house.store.kept("s"))
+            house.step()
+        assert (len(numbers(house.store)), house.keeper.covered) == (2, house.store.kept("s"))
     assert not fuse.is_blown
 
 
-def test_its_thread_goes_on_after_an_error() -> None:
-    house = House(FailingObjects(Memory(), Fuse(4, error=lambda: Unavailable("away"))))
+def test_what_is_under_way_between_owners_is_not_covered_whatever_they_have_reached() -> None:
+    house = House()
     house.round()
-    house.keeper.start()
-    until(lambda: isinstance(house.keeper.error, Unavailable), "the store to be away")
-    until(lambda: house.keeper.error is None and numbers(house.store) == [1], "the next try")
-    house.keeper.stop()
+    house.step(at_most=7)
+    assert (house.keeper.covered, house.store.covered("s")) == (7, 7)
+    house.round()
+    house.step(at_most=30)
+    assert house.store.covered("s") == 20
 
 
 def test_stages_are_apart() -> None:
     house = House()
-    house.parts["t"] = {"t-1": 1}
+    other = Keeper(house.store, "t")
     house.round()
-    house.keeper.step()
-    assert (house.keeper.covered("s"), house.keeper.covered("t")) == (10, -1)
+    house.step()
+    other.step({"t-1": 1}, 1)
+    assert (house.keeper.covered, other.covered) == (10, -1)
     house.store.write("t", saving(1, version("x", 1), reached=5, instance="t-1"))
-    house.keeper.step()
-    assert (house.keeper.covered("s"), house.keeper.covered("t")) == (10, 5)
+    other.step({"t-1": 1}, 2)
+    assert (house.keeper.covered, other.covered, numbers(house.store)) == (10, 5, [1])

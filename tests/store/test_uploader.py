@@ -1,213 +1,233 @@
-"""The uploader: what a site has saved comes to the store once and in order, whoever dies or is away."""
+"""The uploader: what counts of an instance's savings comes to the store once and in order, whoever dies or is away."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
-from tests.app.failing import Died, FailingLog, Fuse
-from tests.app.waiting import until
-from tests.store.objects import FailingObjects, Memory, loaded, saving, version
-from whimbrel.core.errors import Conflict, Corrupt, Unavailable
-from whimbrel.log import EmbeddedLog, Log, MemoryLog
-from whimbrel.store import CentralStore, Keeper, Piece, Retention, Saving, Uploader
+from tests.app.failing import Died, Fuse
+from tests.store.objects import FailingObjects, Memory
+from whimbrel.core import wire
+from whimbrel.core.errors import Conflict, Unavailable
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.record import Kind, Luggage, Parcel, Saved
+from whimbrel.core.saving import STORE
+from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
+from whimbrel.log.codec import encode_posts
+from whimbrel.log.spool import Spool
+from whimbrel.store import CentralStore, Keeper, Retention, Saving, Uploader, uploader
 from whimbrel.store.place import Objects, Place
 
+Post = tuple[int, int, bytes]
 
-def piece(of: Saving, place: int = 0, *, is_last: bool = True, stage: str = "s") -> Piece:
-    """A piece of a saving: all of it, unless said otherwise."""
-    return Piece(stage, of, place, is_last)
+
+def state(number: int, key: str, seq: int, text: str, piece: int = 0, pieces: int = 1) -> Post:
+    """Keys a, b, c lie in part 1; d, e, f in part 0."""
+    bag = Luggage(seq, "r", [], text.encode())
+    parcel = Parcel(STORE, bin_of(key), {key: bag}, piece, pieces, epochs={key: 0}, saving=("r", number))
+    return Kind.PARCEL, bin_of(key), wire.pack(parcel)
+
+
+def saved(number: int, part: int) -> Saved:
+    return Saved("s-1", part, 2, "r", number, number)
+
+
+def end(number: int, part: int) -> Post:
+    return Kind.SAVED, EVERY_BIN, wire.pack(saved(number, part))
 
 
 BATCHES = [
-    [piece(saving(1, version("a", 1), reached=1)), piece(saving(1, version("b", 1), reached=2, part=1))],
-    [piece(saving(2, version("a", 2)), is_last=False), piece(saving(2, reached=3, part=1))],
-    [piece(saving(2, version("c", 2)), 1, is_last=False)],
-    [piece(saving(1, version("x", 1), reached=4), stage="t"), piece(saving(3, version("b", 3), reached=5, part=1))],
-    [piece(saving(2, version("d", 2), reached=6), 2)],
-    [piece(saving(3, reached=7))],
+    [state(10, "d", 1, "d1"), state(10, "a", 1, "a1"), end(10, 0), end(10, 1)],
+    [state(20, "d", 2, "d2, ", 0, 2), state(20, "b", 2, "b2"), end(20, 1)],
+    [state(20, "d", 2, "and more", 1, 2)],
+    [state(20, "e", 2, "e2"), end(20, 0)],
+    [state(40, "a", 4, "a4"), end(30, 0), end(40, 0), end(30, 1), end(40, 1)],  # asked twice, and answered at once
+    [state(50, "f", 5, "f5"), end(50, 0), end(50, 1)],
 ]
-NEWEST = {"a": b"a@0.2", "b": b"b@0.3", "c": b"c@0.2", "d": b"d@0.2"}
+CONFIRMED = [(10, 0), (10, 1), (20, 1), (20, 0), (30, 0), (40, 0), (30, 1), (40, 1), (50, 0), (50, 1)]
+SEALED = [saved(number, part) for number, part in CONFIRMED if number != 30]
+NEWEST = {"a": "a4", "b": "b2", "d": "d2, and more", "e": "e2", "f": "f5"}
 
 
-def uploader(spool: Log, objects: Objects) -> Uploader:
-    return Uploader("edge-1", spool, CentralStore(objects))
+def post_all(log: Log, batches: list[list[Post]] = BATCHES) -> None:
+    for counter, posts in enumerate(batches):
+        Spool(log).append(encode_posts(posts), count=len(posts), writer="s-1@x", counter=counter)
 
 
-def append_all(one: Uploader) -> None:
-    for counter, pieces in enumerate(BATCHES):
-        one.append(pieces, "s-1@x", counter)
+def confirm(log: Log, *savings: tuple[int, int]) -> None:
+    for number, part in savings:
+        Spool(log).confirm(saved(number, part), number)
 
 
-def carry(one: Uploader) -> None:
-    while one.step():
-        pass
+def filled() -> MemoryLog:
+    log = MemoryLog()
+    post_all(log)
+    confirm(log, *CONFIRMED)
+    return log
 
 
-def test_savings_arrive_whole_or_in_pieces_and_their_entries_are_given_up() -> None:
-    spool, memory = MemoryLog(), Memory()
-    one = uploader(spool, memory)
-    append_all(one)
-    assert (one.is_idle, one.under_way > 0, one.reached("s", "s-1", 0)) == (False, True, -1)
-    heads = []
-    while one.step():
-        heads.append(spool.head())
-    assert heads == [1, 1, 1, 1, 5, 6]  # the entry in which a saving begins stays until the one in which it ends
+def born(log: Log, objects: Objects, sealed: list[Saved] | None = None) -> Uploader:
+    sealed = [] if sealed is None else sealed
+    return Uploader("s", "s-1", 2, log, CentralStore(objects), sealed.append)
+
+
+def states(objects: Objects, at: int | None = None) -> dict[str, str]:
+    """All that the store has: state by key, each key once."""
+    versions = list(CentralStore(objects).load("s", at=at))
+    found = {one.key: wire.unpack(one.luggage, Luggage).state.decode() for one in versions}
+    assert len(found) == len(versions)
+    return found
+
+
+def is_empty(log: Log) -> bool:
+    return all(log.head(lane) == log.tail(lane) for lane in Lane)
+
+
+def test_what_counts_comes_to_the_store_and_leaves_the_spool() -> None:
+    log, memory, sealed = filled(), Memory(), list[Saved]()
+    one = born(log, memory, sealed)
+    assert one.under_way > 0
+    one.step()
+    assert (states(memory), sealed) == (NEWEST, SEALED)
+    assert (is_empty(log), one.under_way) == (True, 0)
     store = CentralStore(memory)
-    assert (loaded(store), loaded(store, stage="t")) == (NEWEST, {"x": b"x@0.1"})
-    assert (one.is_idle, one.under_way) == (True, 0)
-    assert [one.reached("s", "s-1", 0), one.reached("s", "s-1", 1), one.reached("t", "s-1", 0)] == [7, 5, 4]
-    assert (store.checkpoint("s", {"s-1": 2}, 1), store.covered("s")) == (1, 5)
+    assert (store.checkpoint("s", {"s-1": 2}, 1), store.covered("s")) == (1, 50)
 
 
-def test_a_saving_does_not_exist_before_its_last_piece() -> None:
-    spool, memory = MemoryLog(), Memory()
-    one = uploader(spool, memory)
-    append_all(one)
-    for _ in range(3):
-        one.step()
-    assert loaded(CentralStore(memory)) == {"a": b"a@0.1", "b": b"b@0.1"}
+def test_what_is_not_confirmed_does_not_exist_and_stays_in_the_spool() -> None:
+    log, memory = MemoryLog(), Memory()
+    post_all(log)
+    confirm(log, (10, 0), (10, 1), (20, 1))
+    one = born(log, memory)
+    one.step()
+    assert (states(memory), log.head()) == ({"a": "a1", "b": "b2", "d": "d1"}, 1)  # where saving 20 of part 0 begins
+    confirm(log, (20, 0))
+    one.step()
+    assert (states(memory)["d"], log.head()) == ("d2, and more", 4)
 
 
-def test_a_batch_that_is_repeated_is_taken_over_once() -> None:
-    spool, memory = MemoryLog(), Memory()
-    one = uploader(spool, memory)
-    append_all(one)
-    append_all(one)
-    assert spool.tail() == len(BATCHES)
+def test_what_is_heard_twice_counts_once() -> None:
+    log, sealed = filled(), list[Saved]()
+    post_all(log)
+    confirm(log, *CONFIRMED)
+    born(log, Memory(), sealed).step()
+    assert sealed == SEALED
 
 
-WRITES = 40
+def test_whoever_begins_again_after_any_batch_goes_on_where_the_other_was() -> None:
+    log, memory, sealed = MemoryLog(), Memory(), list[Saved]()
+    post_all(log)
+    for one in CONFIRMED:
+        confirm(log, one)
+        born(log, memory, sealed).step()
+    assert (states(memory), sealed) == (NEWEST, SEALED)
+
+
+WRITES = 25
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_death_at_any_write_loses_nothing(after: bool) -> None:
     for at in range(WRITES):
-        spool, memory, fuse = MemoryLog(), Memory(), Fuse(at, after=after)
-        append_all(uploader(spool, memory))
+        log, memory, fuse = filled(), Memory(), Fuse(at, after=after)
         try:
-            carry(uploader(spool, FailingObjects(memory, fuse)))
+            born(log, FailingObjects(memory, fuse)).step()
         except Died:
-            carry(uploader(spool, memory))
-        store = CentralStore(memory)
-        assert (loaded(store), loaded(store, stage="t"), spool.head()) == (NEWEST, {"x": b"x@0.1"}, spool.tail())
+            born(log, memory).step()
+        assert (states(memory), is_empty(log)) == (NEWEST, True)
     assert not fuse.is_blown
 
 
-def test_a_store_that_is_away_is_tried_again_and_nothing_is_written_twice() -> None:
-    for at in range(WRITES):
-        spool, memory, fuse = MemoryLog(), Memory(), Fuse(at, error=lambda: Unavailable("away"))
-        one = uploader(spool, FailingObjects(memory, fuse))
-        append_all(one)
-        try:
-            carry(one)
-        except Unavailable:
-            assert not one.is_idle
-            carry(one)
-        assert (loaded(CentralStore(memory)), one.is_idle) == (NEWEST, True)
-
-
-def test_a_saving_that_is_never_finished_is_given_up_with_the_next() -> None:
-    spool, memory = MemoryLog(), Memory()
-    one = uploader(spool, memory)
-    one.append([piece(saving(1, version("a", 1)), is_last=False)], "s-1@x", 0)
-    one.append([piece(saving(2, version("a", 2)), is_last=False)], "s-1@y", 0)
-    one.append([piece(saving(2, version("b", 2)), 1)], "s-1@y", 1)
-    one.step()
-    one.step()
-    assert spool.head() == 1
-    carry(one)
-    assert (loaded(CentralStore(memory)), spool.head()) == ({"a": b"a@0.2", "b": b"b@0.2"}, 3)
-
-
-def test_a_piece_too_few_is_noticed() -> None:
-    one = uploader(MemoryLog(), Memory())
-    one.append([piece(saving(1, version("a", 1)), 1)], "s-1@x", 0)
-    with pytest.raises(Corrupt, match="piece 1 of saving 1 of part 0 of s-1 came where 0 was due"):
-        one.step()
-    one = uploader(MemoryLog(), Memory())
-    one.append([piece(saving(1, version("a", 1)), is_last=False), piece(saving(2, version("a", 2)), 1)], "s-1@x", 0)
-    with pytest.raises(Corrupt, match="piece 1 of saving 2 of part 0 of s-1 came where 0 was due"):
-        one.step()
-
-
-# ── With its thread ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_thread_carries_what_comes_and_a_later_run_what_was_left(tmp_path: Path) -> None:
-    spool, memory = EmbeddedLog(tmp_path / "spool.db"), Memory()
-    append_all(uploader(spool, memory))
-    one = uploader(spool, memory)
-    one.start()
-    until(lambda: one.is_idle, "what was left to be carried")
-    one.append([piece(saving(4, version("e", 4), reached=9))], "s-1@x", 99)
-    until(lambda: one.reached("s", "s-1", 0) == 9, "what came to be carried")
-    one.stop()
-    assert loaded(CentralStore(memory)) == {**NEWEST, "e": b"e@0.4"}
-    assert (one.error, one.away) == (None, "")
-
-
-class Closed(Memory):
-    """Objects that nobody can write until they are opened."""
+class MortalLog(MemoryLog):
+    """A log whose reader dies at one of its trims."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_open = threading.Event()
-        self.tries = 0
+        self.fuse = Fuse()
 
-    def put(self, name: str, blob: bytes) -> None:
-        self.tries += 1
-        if not self.is_open.is_set():
-            raise Unavailable("not now")
-        super().put(name, blob)
+    def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
+        if self.fuse.burn():
+            raise self.fuse.error()
+        super().trim(position, lane)
 
 
-def test_appending_never_waits_for_a_store_that_is_away() -> None:
-    objects = Closed()
-    one = uploader(MemoryLog(), objects)
-    one.start()
-    append_all(one)
-    until(lambda: objects.tries > 1, "a second try")
-    assert (one.away, one.error, one.is_idle) == ("not now", None, False)
-    objects.is_open.set()
-    until(lambda: one.is_idle, "everything to be carried")
-    one.stop()
-    assert loaded(CentralStore(objects)) == NEWEST
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_death_between_the_last_seal_and_the_end_of_a_trim_is_made_good(at: int) -> None:
+    """Part 1 is sealed while part 0, which began in the same batch, is not: half of what part 1 posted may be gone."""
+    log, memory, sealed = MortalLog(), Memory(), list[Saved]()
+    begun = [[state(10, "a", 1, "a1")], [state(10, "b", 1, "b1"), state(10, "d", 1, "d1"), end(10, 0), end(10, 1)]]
+    post_all(log, begun)
+    confirm(log, (10, 1))
+    log.fuse = Fuse(at)
+    with pytest.raises(Died):
+        born(log, memory).step()
+    log.fuse = Fuse()
+    born(log, memory, sealed).step()
+    confirm(log, (10, 0))
+    born(log, memory, sealed).step()
+    assert (states(memory), sealed[-1]) == ({"a": "a1", "b": "b1", "d": "d1"}, saved(10, 0))
 
 
-def test_what_cannot_be_repaired_by_waiting_ends_the_thread_and_is_told() -> None:
+def test_a_store_that_is_away_is_tried_again_and_everything_counts_once() -> None:
+    for at in range(WRITES):
+        log, memory, sealed = filled(), Memory(), list[Saved]()
+        fuse = Fuse(at, error=lambda: Unavailable("away"))
+        one = born(log, FailingObjects(memory, fuse), sealed)
+        try:
+            one.step()
+        except Unavailable:
+            assert one.under_way > 0
+            one.step()
+        assert (states(memory), sealed, one.under_way) == (NEWEST, SEALED, 0)
+    assert not fuse.is_blown
+
+
+def test_what_another_run_has_written_is_a_conflict() -> None:
     memory = Memory()
-    CentralStore(memory).write("s", saving(1, version("other", 1)))
-    one = uploader(MemoryLog(), memory)
-    one.start()
-    append_all(one)
-    until(lambda: one.error is not None, "the error to be told")
-    assert isinstance(one.error, Conflict)
-    one.stop()
+    CentralStore(memory).write("s", Saving("s-1", 0, 10, 1, 1))
+    with pytest.raises(Conflict, match="is there already and differs"):
+        born(filled(), memory).step()
 
 
-def test_a_spool_that_is_away_for_one_append_takes_the_same_batch_again() -> None:
-    spool = FailingLog(MemoryLog(), Fuse(2, after=True, error=lambda: Unavailable("full")))
-    memory = Memory()
-    one = uploader(spool, memory)
-    with pytest.raises(Unavailable):
-        append_all(one)
-    append_all(one)
-    carry(one)
-    assert loaded(CentralStore(memory)) == NEWEST
+def test_a_saving_that_is_never_finished_is_given_up_with_the_next() -> None:
+    log, memory = MemoryLog(), Memory()
+    post_all(log, [[state(10, "d", 1, "d1")], [state(20, "e", 2, "e2")], [state(20, "f", 2, "f2"), end(20, 0)]])
+    one = born(log, memory)
+    one.step()
+    assert log.head() == 1
+    confirm(log, (20, 0))
+    one.step()
+    assert (states(memory), log.head()) == ({"e": "e2", "f": "f2"}, 3)
+
+
+def test_a_saving_that_is_never_confirmed_is_given_up_when_a_later_one_is() -> None:
+    log, memory = MemoryLog(), Memory()
+    post_all(log, [[state(10, "d", 1, "wrong"), end(10, 0)], [state(20, "e", 2, "e2"), end(20, 0)]])
+    confirm(log, (20, 0))
+    born(log, memory).step()
+    assert (states(memory), is_empty(log)) == ({"e": "e2"}, True)
+
+
+def test_a_large_saving_is_put_in_pieces_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "PIECE", 1)
+    log, memory = MemoryLog(), Memory()
+    post_all(log, [[state(10, "d", 1, "d1")], [state(10, "e", 1, "e1")], [end(10, 0)]])
+    one = born(log, memory)
+    one.step()
+    assert (len(memory.names("s/segments")), states(memory)) == (2, {})
+    born(log, memory).step()
+    confirm(log, (10, 0))
+    one.step()
+    assert (states(memory), is_empty(log)) == ({"d": "d1", "e": "e1"}, True)
 
 
 def test_from_the_spool_to_a_checkpoint_at_every_kind_of_place(place: Place, tmp_path: Path) -> None:
-    store = CentralStore(place)
-    one = Uploader("edge-1", EmbeddedLog(tmp_path / "spool.db"), store)
-    keeper = Keeper(store, lambda: {"s": {"s-1": 2}}, lambda: 1, Retention(checkpoints=1), every=0.05, slack=0)
-    append_all(one)
-    one.start()
-    until(lambda: one.is_idle, "everything to be carried")
-    keeper.start()
-    until(lambda: keeper.covered("s") == 5, "the checkpoint")
-    keeper.stop()
-    one.stop()
-    assert (loaded(store), loaded(store, 1), place.names("s/seals")) == (NEWEST, NEWEST, [])
+    log = EmbeddedLog(tmp_path / "spool.db")
+    post_all(log)
+    confirm(log, *CONFIRMED)
+    born(log, place).step()
+    keeper = Keeper(CentralStore(place), "s", Retention(checkpoints=1), slack=0)
+    keeper.step({"s-1": 2}, 7)
+    assert (keeper.number, keeper.made_us, keeper.covered) == (1, 7, 50)
+    assert (states(place), states(place, 1), place.names("s/seals")) == (NEWEST, NEWEST, [])

@@ -45,7 +45,7 @@ class Store:
                 if isinstance(taken, Saved):
                     self.saved.append(taken)
                 else:
-                    self.versions += [version for _, version in taken]
+                    self.versions += taken[1]
 
     def seen(self) -> dict[str, list[str]]:
         """By key: what it had seen when it was last saved."""
@@ -250,13 +250,19 @@ def test_a_large_key_that_begins_again_begins_from_nothing() -> None:
     a, assembly = part(), Assembly()
     a.apply([data("k", 1, "x" * 100)])
     posts = [post for post in a.apply([save(2, chunk=60)]).posts if post.kind == Kind.PARCEL]
-    assert assembly.take(posts[0].kind, posts[0].body) == []
-    versions = [assembly.take(post.kind, post.body) for post in posts]
-    assert versions[:-1] == [[]] * (len(posts) - 1)
-    last = versions[-1]
-    assert isinstance(last, list)
-    [(saving, version)] = last
-    assert (saving, wire.unpack(version.luggage, Luggage)) == (("r", 2), a.entries["k"].saved)
+    assert assembly.take(posts[0].kind, posts[0].body) == (("r", 2), [])
+    *before, last = [assembly.take(post.kind, post.body) for post in posts]
+    assert before == [(("r", 2), [])] * (len(posts) - 1)
+    assert not isinstance(last, Saved)
+    assert [wire.unpack(version.luggage, Luggage) for version in last[1]] == [a.entries["k"].saved]
+
+
+def test_a_large_key_whose_first_piece_never_came_makes_no_version() -> None:
+    a, assembly = part(), Assembly()
+    a.apply([data("k", 1, "x" * 100)])
+    posts = [post for post in a.apply([save(2, chunk=60)]).posts if post.kind == Kind.PARCEL]
+    assert len(posts) > 1
+    assert [assembly.take(post.kind, post.body) for post in posts[1:]] == [(("r", 2), [])] * (len(posts) - 1)
 
 
 # ── What is covered ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from whimbrel.processes.life import Process, address_in, live
 from whimbrel.processes.orchestrator import OrchestratorProcess, Settled
 from whimbrel.processes.site import SiteProcess
 from whimbrel.processes.up import REFUSED, supervise
+from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.roles.site import TRIGGER
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
@@ -29,6 +30,8 @@ Links = Annotated[str, typer.Option(help='What lies between the sites, e.g. "del
 Trigger = Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
+Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between two savings.")]
 Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
 Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
 Port = Annotated[int, typer.Option(help="Where it takes orders by HTTP; 0: any free port.")]
@@ -44,6 +47,8 @@ def orchestrator(
     trigger: Trigger = TRIGGER,
     keep: Keep = False,
     max_backlog: MaxBacklog = 200_000,
+    store: Store = None,
+    save_every: SaveEvery = SAVE_EVERY,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     port: Port = 0,
@@ -53,7 +58,7 @@ def orchestrator(
 
     Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
     """
-    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog)
+    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog, _address(store), save_every)
     _live(
         lambda: OrchestratorProcess(load_job(job), data, deployment, port=port, suspect=suspect, dead=dead),
         until_input_ends,
@@ -90,6 +95,8 @@ def up(
     trigger: Trigger = TRIGGER,
     keep: Keep = False,
     max_backlog: MaxBacklog = 200_000,
+    store: Store = None,
+    save_every: SaveEvery = SAVE_EVERY,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     port: Port = 0,
@@ -105,6 +112,7 @@ def up(
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
     settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port), *(["--keep"] if keep else [])]
+    settings += ["--save-every", str(save_every), *(["--store", store] if store is not None else [])]
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
     commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
@@ -113,6 +121,11 @@ def up(
 
 def _names(sites: str) -> list[str]:
     return [name.strip() for name in sites.split(",")]
+
+
+def _address(store: str | None) -> str | None:
+    """A directory means the same wherever a process is started."""
+    return store if store is None or "://" in store else str(Path(store).resolve())
 
 
 def _say(line: str) -> None:

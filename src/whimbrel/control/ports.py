@@ -53,6 +53,21 @@ class SitePort(Protocol):
         """How things are here, as last heard."""
 
 
+class StoreStatus(msgspec.Struct, frozen=True):
+    """What a stage has in the central store."""
+
+    checkpoint: int | None = None
+    """The number of the last checkpoint."""
+    made_us: int | None = None
+    """When it was made."""
+    covered: int = -1
+    """Every record up to this `seq` is in some version; -1: none."""
+    under_way_bytes: int = 0
+    """What has been saved and is not there yet."""
+    error: str | None = None
+    """Why the store could not be used at the last try."""
+
+
 class FlowStatus(msgspec.Struct, frozen=True):
     """How records flow through a stage."""
 
@@ -64,6 +79,8 @@ class FlowStatus(msgspec.Struct, frozen=True):
     """By instance: how much state it has, as its parts last said."""
     refused: int = 0
     error: str | None = None
+    store: StoreStatus | None = None
+    """None: there is no central store."""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from whimbrel.control.instances import Instances
 from whimbrel.control.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.core import balance, wire
@@ -141,6 +143,7 @@ class StageControl:
             "instances": instances,
             "migrations": {m.move.id: m.phase for m in list(self.coordinator.migrations.values())},
             "error": flow.error,
+            "store": msgspec.to_builtins(flow.store),
         }
 
     # ── What an order means ──────────────────────────────────────────────────────────────────────────────────────

@@ -171,8 +171,11 @@ class Assembly:
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
 
-    def take(self, kind: int, body: bytes) -> list[tuple[tuple[str, int], Version]] | Saved:
-        """Versions that are whole now, each with the saving it belongs to; or, behind all of them, the end of one."""
+    def take(self, kind: int, body: bytes) -> tuple[tuple[str, int], list[Version]] | Saved:
+        """A saving, and which of its versions are whole now; or, behind all of them, its end.
+
+        Pieces whose first one never came here make no version: their saving was put away by somebody before.
+        """
         if kind == Kind.SAVED:
             return wire.unpack(body, Saved)
         parcel = wire.unpack(body, Parcel)
@@ -182,13 +185,14 @@ class Assembly:
             if parcel.pieces > 1:
                 if not parcel.piece:
                     self._pieces[key] = []
-                pieces = self._pieces[key]
-                pieces.append(luggage.state)
+                pieces = self._pieces.get(key, [])
+                if len(pieces) == parcel.piece:
+                    pieces.append(luggage.state)
                 if len(pieces) < parcel.pieces:
                     continue
                 luggage = msgspec.structs.replace(luggage, state=b"".join(self._pieces.pop(key)))
-            versions.append((parcel.saving, Version.of(key, parcel.epochs[key], luggage)))
-        return versions
+            versions.append(Version.of(key, parcel.epochs[key], luggage))
+        return parcel.saving, versions
 
 
 # ── At the gateway ───────────────────────────────────────────────────────────────────────────────────────────────────

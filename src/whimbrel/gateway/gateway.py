@@ -131,9 +131,9 @@ class Gateway:
         self._control(kind, body, 0, f"coordinator/{command.move.id}/{kind.name}", 0)
         self.doubled[command.move.id] += 2 * len(body)
 
-    def order_saving(self, counter: int, budget: int = 8 << 20, chunk: int = 1 << 20) -> None:
-        """Tell the instances to send what has changed to the central store."""
-        self._control(Kind.SAVE, wire.pack(Save(-1, budget, chunk)), 0, "savings", counter)
+    def order_saving(self, counter: int, budget: int = 8 << 20, chunk: int = 1 << 20) -> int | None:
+        """Tell the instances to send what has changed to the central store; return where that stands in the log."""
+        return self._control(Kind.SAVE, wire.pack(Save(-1, budget, chunk)), 0, "savings", counter)
 
     def count(self, saved: Saved) -> None:
         """A saving is in the store, and the gate has confirmed it."""
@@ -149,6 +149,17 @@ class Gateway:
                 routed = self._routed * codec.ROWS
                 self._coverage.advance(self.router.owners(), self.router.gained, routed)
             return self._coverage.covered
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether all that has ever come is in savings that count. With a store only."""
+        with self._lock:
+            return self.covered() >= (self.ingress.tail() - 1) * codec.ROWS
+
+    def owners(self) -> set[str]:
+        """Who owns keys, as far as the log has been routed; `NOBODY` among them, if keys have lost their owner."""
+        with self._lock:
+            return self.router.owners()
 
     def keep_from(self, seq: int) -> None:
         """Records behind this one are needed: the oldest checkpoint that is kept covers no more."""
@@ -168,7 +179,7 @@ class Gateway:
         """Whether the instances know how late it is."""
         return self._told_us >= self._latest_us
 
-    def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> None:
+    def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> int | None:
         with self._turn():
             seq = self.ingress.tail() * codec.ROWS
             record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
@@ -176,6 +187,7 @@ class Gateway:
             position = self.ingress.append(blob, count=1, writer=writer, counter=counter)
             if position is not None:
                 self._append(self._apply(record), position)
+            return position
 
     # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

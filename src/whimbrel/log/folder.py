@@ -37,13 +37,17 @@ class Logs:
         """An instance's outbox."""
         return self.log(f"outbox-{instance}")
 
+    def savings(self, instance: str) -> EmbeddedLog:
+        """The spool of an instance's savings."""
+        return self.log(f"savings-{instance}")
+
     def reading(self, instance: str) -> str:
         """The folder that says how far an instance's inbox has been read."""
         return reading_of(self.path(f"inbox-{instance}"))
 
     def forget(self, instance: str) -> None:
         """Let go of the logs of an instance that has left; their files stay."""
-        for name in (f"inbox-{instance}", f"outbox-{instance}"):
+        for name in _names(instance):
             with self._lock:
                 log = self._open.pop(name, None)
             if log is not None:
@@ -52,7 +56,7 @@ class Logs:
     def remove(self, instance: str) -> None:
         """Remove the files of an instance that has left, if it has some."""
         self.forget(instance)
-        for name in (f"inbox-{instance}", f"outbox-{instance}"):
+        for name in _names(instance):
             for file in self.folder.glob(f"{name}.db*"):
                 if file.is_file():
                     file.unlink()
@@ -63,3 +67,7 @@ class Logs:
         with self._lock:
             for log in self._open.values():
                 log.close()
+
+
+def _names(instance: str) -> list[str]:
+    return [f"{kind}-{instance}" for kind in ("inbox", "outbox", "savings")]

@@ -18,6 +18,7 @@ from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.pipeline import Pipeline
+from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.roles.site import TRIGGER
 
 SNAPSHOT = "deployment"
@@ -33,6 +34,9 @@ class Deployment(msgspec.Struct, frozen=True):
     trigger: str = TRIGGER
     keep: bool = False
     max_backlog: int = 200_000
+    store: str | None = None
+    """The address of the central store."""
+    save_every: float = SAVE_EVERY
 
     def save(self, journal: Journal) -> None:
         """Let the others know."""

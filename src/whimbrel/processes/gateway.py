@@ -38,6 +38,8 @@ class GatewayProcess:
             keep=deployment.keep,
             max_backlog=deployment.max_backlog,
             watch=lambda results, now_us: None,
+            store=deployment.store,
+            save_every=deployment.save_every,
         )
         api = bare("whimbrel gateway")
         offer(api, GatewayPort, self.role, secret)

@@ -27,6 +27,7 @@ from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import Deployment
 from whimbrel.processes.life import ADDRESS
+from whimbrel.roles.gateway import store_at
 from whimbrel.site.links import links_of
 
 PERIOD = 0.2
@@ -137,6 +138,7 @@ class OrchestratorProcess:
         if not sites or len(set(sites)) < len(sites):
             raise Refused("sites need names of their own, and at least one is needed")
         links_of(sites, deployment.links)
+        store_at(deployment.store, deployment.save_every)
         self._lock = lock_role(data, "orchestrator")
         self.data, self.journal = data, Journal(data / "journal.db")
         check_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)

@@ -13,12 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import UnknownName
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.record import Aborted, Closed, Evicted, Left, Notice, Opened, Parked, Ready, Result, Saved, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
@@ -30,10 +31,15 @@ from whimbrel.log import EmbeddedLog
 from whimbrel.log.codec import ROWS
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
+from whimbrel.log.spool import Spool
 from whimbrel.outlet.outlet import Outlet, Watch
 from whimbrel.outlet.sinks import Sink, StageSink
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.site.status import told
+
+if TYPE_CHECKING:
+    from whimbrel.roles.savings import Savings
+    from whimbrel.store import CentralStore
 
 Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted | Evicted], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
@@ -42,6 +48,8 @@ PERIOD = 0.5
 """Seconds between snapshots of the routers, and between ticks."""
 SMOOTH = 4
 """How many looks the rate of records is an average of, about."""
+SAVE_EVERY = 5.0
+"""Seconds between savings, unless told."""
 
 
 class StageFlow:
@@ -61,18 +69,26 @@ class StageFlow:
             role.clock_us,
             wall_clock=not intake.has_time,
             keep=role.keep,
+            stores=role.store is not None,
         )
         self.gateway.recover(role.journal.load(f"router/{stage.name}"))
+        self.savings = role.savings(stage, self.gateway)
+        """If there is a central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
-        self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch)
+        keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
+        self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
 
     def start(self) -> None:
         """Begin to deliver."""
-        self.outlet.recover(self._journal.load(f"outlet/{self.stage.name}"))
+        name = f"outlet/{self.stage.name}"
+        self.outlet.recover(self._journal.load(name), self._journal.reached(name) if self.savings else None)
         self.outlet.start()
+        if self.savings is not None:
+            self.savings.place(self.instances)
+            self.savings.start()
 
     def place(self, instances: list[str]) -> None:
         """Read the outboxes of these instances, and of no other."""
@@ -83,12 +99,23 @@ class StageFlow:
             del self._outboxes[name]
             self._logs.forget(name)
         self.instances = instances
+        if self.savings is not None:
+            self.savings.place(instances)
 
     def _hear(self, notice: Notice, outbox: str, place: int) -> None:
         if isinstance(notice, Parked):
             self._role.dead.park(notice, outbox, place)
-        elif not isinstance(notice, Closed | Saved):
+        elif isinstance(notice, Saved):
+            self._confirm(notice)
+        elif not isinstance(notice, Closed):
             self._role.hear(self.stage.name, notice)
+
+    def _confirm(self, saved: Saved) -> None:
+        """A saving counts. Also if there is no store just now: the part will not save these versions again."""
+        if saved.instance in self.instances:
+            Spool(self._logs.savings(saved.instance)).confirm(saved, self._role.clock_us())
+            if self.savings is not None:
+                self.savings.wake()
 
     def ingest(self, results: list[Result], number: int) -> None:
         """Take in the results of the stage before."""
@@ -143,6 +170,7 @@ class StageFlow:
             state_bytes=dict(sizes),
             refused=self.outlet.gate.refused,
             error=told(self.outlet.error),
+            store=None if self.savings is None else self.savings.status(),
         )
 
 
@@ -160,7 +188,11 @@ class GatewayRole:
         keep: bool,
         max_backlog: int,
         watch: Watch,
+        store: str | None = None,
+        save_every: float = SAVE_EVERY,
     ) -> None:
+        """`store`: the address of the central store, if there is one; what changes is saved there every so often."""
+        self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
         source = pipeline.make_source()
@@ -190,6 +222,9 @@ class GatewayRole:
     def ends(self) -> Iterator[Callable[[], object]]:
         """What it takes to stop taking records in, in this order."""
         yield self.feed.stop
+        for flow in self.flows.values():
+            if flow.savings is not None:
+                yield flow.savings.stop
         yield self._stopping.set
         if self._saver.is_alive():
             yield self._saver.join
@@ -207,6 +242,14 @@ class GatewayRole:
                     flow.save()
             except Exception as error:  # told by whoever waits
                 self.error = error
+
+    def savings(self, stage: Stage, gateway: Gateway) -> Savings | None:
+        """What brings a stage's savings to the store, if there is one."""
+        if self.store is None:
+            return None
+        from whimbrel.roles.savings import Savings
+
+        return Savings(stage, gateway, self.logs, self.store, self._save_every, self.clock_us)
 
     def errors(self) -> list[Exception]:
         """What went wrong for good."""
@@ -250,6 +293,17 @@ class GatewayRole:
         if stage not in self.flows:
             raise UnknownName("stage", stage, list(self.flows))
         return self.flows[stage]
+
+
+def store_at(url: str | None, save_every: float) -> CentralStore | None:
+    """The central store at an address, if one is given. Raises `Refused` if that makes no sense."""
+    if url is None:
+        return None
+    if not save_every > 0:
+        raise Refused(f"savings cannot be {save_every:g} s apart; give some seconds, like save_every=5")
+    from whimbrel.store import CentralStore  # fsspec is loaded where there is a store, and nowhere else
+
+    return CentralStore(url)
 
 
 def _unseen(results: list[Result], now_us: int) -> None:

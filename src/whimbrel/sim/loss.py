@@ -39,7 +39,8 @@ class StoreActor(Actor):
                     if isinstance(taken, Saved):
                         self.saved.append(taken)
                     else:
-                        for saving, version in taken:
+                        saving, versions = taken
+                        for version in versions:
                             part = part_of(version.bin, self.world.instances[name].count)
                             self.versions.setdefault((name, part, *saving), []).append(version)
                 self.positions[name] = at + 1

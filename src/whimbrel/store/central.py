@@ -72,11 +72,12 @@ class CentralStore:
 
     # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def checkpoint(self, stage: str, parts: Mapping[str, int], at_us: int) -> int | None:
+    def checkpoint(self, stage: str, parts: Mapping[str, int], at_us: int, at_most: int | None = None) -> int | None:
         """Make a checkpoint of what is there, if each part of these instances has saved since the last; its number.
 
         `parts` names every instance that owns keys, with how many parts it has: those decide how far the stage is
-        covered. What others have saved, of whatever time, belongs to the checkpoint as well.
+        covered, `at_most` up to this seq, for keys may be under way between them. What others have saved, of whatever
+        time, belongs to the checkpoint as well.
         """
         catalog = Catalog(self.objects, stage)
         savings, before = catalog.savings(), catalog.reach()
@@ -87,9 +88,14 @@ class CentralStore:
             return None
         number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
         covered = min(seal.reached for _, seal in catalog.seals(last))
+        covered = covered if at_most is None else min(covered, at_most)
         moment = Moment(number, at_us, covered, merged(before, savings))
         self.objects.put(names.moment(stage, number), wire.pack(moment))
         return number
+
+    def newest(self, stage: str) -> Moment | None:
+        """The newest checkpoint that can be read."""
+        return Catalog(self.objects, stage).newest()
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
         """All checkpoints there are, oldest first; those that cannot be loaded with their damage."""

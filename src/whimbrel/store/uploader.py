@@ -1,144 +1,137 @@
-"""An uploader: carries a site's savings to the central store.
+"""An uploader: carries an instance's savings from its spool to the central store.
 
-    append ──▶ spool ──▶ a segment for each piece, a seal when the last has come ──▶ central store
+    posts ──▶ versions ──▶ segments ──▶ a seal, when the gate has confirmed the saving
 
-What is appended lies in the spool, a log, until its saving is sealed. So processing never waits for the store: it may
-be slow, or away, and all that grows is the spool. An uploader that died begins again at the first piece of the first
+What is posted lies in the spool (log/spool.py) until its saving is sealed. So processing never waits for the store: it
+may be slow, or away, and all that grows is the spool. An uploader that died begins again at the first post of the first
 saving that has no seal yet; what it writes again is the same.
 
 A saving may come in pieces, over several batches. One that is never finished is given up when the same part's next one
-begins: an instance that was started anew began it anew.
+begins, one that is never confirmed when a later one is: its part has dropped keys since, and saves all others anew.
 """
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, Retry
-from whimbrel.log import Log
+from whimbrel.core.errors import Trimmed
+from whimbrel.core.keys import part_of
+from whimbrel.core.record import Saved
+from whimbrel.core.saving import Assembly, Version
+from whimbrel.log import Entry, Lane, Log
+from whimbrel.log.codec import posts
+from whimbrel.log.spool import Confirmed
 from whimbrel.store.central import CentralStore
-from whimbrel.store.version import Line, Saving
-
-PATIENCE = 0.2
-"""Seconds until the store is tried again; twice as long after each failure."""
-LONGEST = 10.0
-"""Seconds between two tries at most."""
-GRACE = 5.0
-"""Seconds that `stop` waits for what is being carried."""
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """Some versions of a saving. `saving` has those of this piece; when and how far counts only in the last one."""
-
-    stage: str
-    saving: Saving
-    piece: int = 0
-    is_last: bool = True
+from whimbrel.store.version import PIECE, Line, Saving, cut
 
 
 class _Open(msgspec.Struct):
-    """A saving of which pieces have been put: its number, where its first entry lies, what its seal will list."""
+    """A saving without a seal: its number, where its first post lies, what has not been put and what has been."""
 
     number: int
     position: int
+    waiting: list[Version] = []
+    size: int = 0
     segments: list[list[Line]] = []
+    is_whole: bool = False
 
 
 class Uploader:
-    """One spool's way to the store. `step` carries what there is; `start` lets a thread do so all the time."""
+    """One spool's way to the store. `step` carries what there is."""
 
-    def __init__(self, name: str, spool: Log, store: CentralStore) -> None:
-        self.name, self.spool, self.store = name, spool, store
-        self.error: Exception | None = None
-        """Why it has stopped for good."""
-        self.away: str = ""
-        """Why the store could not be used at the last try."""
-        self.done = spool.head()
-        """The first position that has not been carried."""
-        self._open: dict[tuple[str, str, int], _Open] = {}
-        self._reached: dict[tuple[str, str, int], int] = {}
-        self._wake, self._stopping = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin to carry, first of all what an earlier run left."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop, without waiting long for a store that does not answer; the next start carries what is left."""
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(GRACE)
-        self.spool.close()
-
-    def append(self, pieces: list[Piece], writer: str, counter: int) -> int | None:
-        """Take pieces over, those of one batch as one entry: never waits for the store."""
-        size = sum(len(version.luggage) for piece in pieces for version in piece.saving.versions)
-        position = self.spool.append(wire.pack(pieces), count=size, writer=writer, counter=counter)
-        self._wake.set()
-        return position
+    def __init__(
+        self,
+        stage: str,
+        instance: str,
+        parts: int,
+        spool: Log,
+        store: CentralStore,
+        sealed: Callable[[Saved], None],
+    ) -> None:
+        """`sealed` is called when a saving is in the store, perhaps once more after a crash."""
+        self.stage, self.instance, self.parts = stage, instance, parts
+        self.spool, self.store, self._sealed = spool, store, sealed
+        self._read, self._heard = spool.head(), spool.head(Lane.CONTROL)
+        self._assembly = Assembly()
+        self._open: dict[int, list[_Open]] = {part: [] for part in range(parts)}
+        """By part: its savings in their order; only the last one may not be whole yet."""
+        self._due: list[tuple[int, Confirmed]] = []
+        """What counts and is not sealed, with its place in the spool."""
 
     @property
     def under_way(self) -> int:
-        """Bytes of luggage that have been taken over and not carried."""
-        return self.spool.backlog(self.done)
+        """Bytes that have been taken over, and whose saving is not in the store."""
+        while True:
+            with suppress(Trimmed):  # in this very moment: look again
+                return self.spool.backlog(self.spool.head())
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything has been carried."""
-        return self.done >= self.spool.tail()
+    def step(self) -> None:
+        """Carry on all there is. If it raises `Retry`, the next step goes on from there."""
+        for entry in self.spool.read(self._heard, lane=Lane.CONTROL):
+            self._due.append((entry.position, wire.unpack(entry.blob, Confirmed)))
+            self._heard = entry.position + 1
+        self._put_full()
+        while entries := self.spool.read(self._read, self._read + 1):
+            self._take(entries[0])
+            self._put_full()
+        while self._due:
+            self._seal(self._due[0][1])
+            del self._due[0]
+        # In this order: what counts must find its saving whole, as long as it is there.
+        self.spool.trim(self._heard, Lane.CONTROL)
+        open_at = (one.position for savings in self._open.values() for one in savings)
+        self.spool.trim(min([self._read, *open_at]))
 
-    def reached(self, stage: str, instance: str, part: int) -> int:
-        """Up to which seq the store has what a part was given, as far as this run knows; -1: nothing."""
-        return self._reached.get((stage, instance, part), -1)
+    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    # ── Carrying ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def step(self) -> bool:
-        """Carry the next entry; return whether there was one. If it raises `Retry`, the same entry comes again."""
-        entries = self.spool.read(self.done, self.done + 1)
-        for entry in entries:
-            for piece in wire.unpack(entry.blob, list[Piece]):
-                self._carry(piece, entry.position)
-            self.done = entry.position + 1
-            self.spool.trim(min([self.done, *(one.position for one in self._open.values())]))
-        return bool(entries)
-
-    def _carry(self, piece: Piece, position: int) -> None:
-        saving, whose = piece.saving, (piece.stage, piece.saving.instance, piece.saving.part)
-        one = self._open.get(whose)
-        if one is None or one.number != saving.number:
-            one = self._open[whose] = _Open(saving.number, position)
-        if piece.piece > len(one.segments):
-            raise Corrupt(
-                f"{self.name}: piece {piece.piece} of saving {saving.number} of part {saving.part} of "
-                f"{saving.instance} came where {len(one.segments)} was due"
-            )
-        lines = self.store.put(piece.stage, saving, piece.piece, saving.versions) if saving.versions else []
-        one.segments[piece.piece :] = [lines]
-        if piece.is_last:
-            self.store.seal(piece.stage, saving, one.segments)
-            self._reached[whose] = saving.reached
-            del self._open[whose]
-
-    def _run(self) -> None:
-        pause = PATIENCE
-        while not self._stopping.is_set():
-            self._wake.clear()
-            try:
-                found = self.step()
-            except Retry as error:
-                self.away = str(error)
-                self._stopping.wait(pause)
-                pause = min(2 * pause, LONGEST)
-            except Exception as error:  # told by whoever waits
-                self.error = error
-                return
+    def _take(self, entry: Entry) -> None:
+        ended: dict[int, int] = {}
+        for kind, bin, body in posts(entry.blob):
+            taken = self._assembly.take(kind, body)
+            if isinstance(taken, Saved):
+                # A part that was asked several times answers all at once, and its versions are in the last saving.
+                ended[taken.part] = max(taken.number, ended.get(taken.part, -1))
             else:
-                self.away, pause = "", PATIENCE
-                if not found:
-                    self._wake.wait()
+                (_, number), versions = taken
+                one = self._saving(part_of(bin, self.parts), number, entry.position)
+                one.waiting += versions
+                one.size += sum(len(version.luggage) for version in versions)
+        for part, number in ended.items():
+            self._saving(part, number, entry.position).is_whole = True
+        self._read = entry.position + 1
+
+    def _saving(self, part: int, number: int, position: int) -> _Open:
+        savings = self._open[part]
+        if not savings or savings[-1].number != number:
+            savings[:] = [*(one for one in savings if one.is_whole), _Open(number, position)]
+        return savings[-1]
+
+    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _put_full(self) -> None:
+        """Put what has grown large, so that no saving must fit into memory."""
+        for part, savings in self._open.items():
+            for one in savings:
+                self._put(one, Saving(self.instance, part, one.number, 0, -1), PIECE)
+
+    def _put(self, one: _Open, saving: Saving, least: int) -> None:
+        while one.waiting and one.size >= least:
+            versions = next(cut(one.waiting))
+            one.segments.append(self.store.put(self.stage, saving, len(one.segments), versions))
+            one.size -= sum(len(version.luggage) for version in versions)
+            del one.waiting[: len(versions)]
+
+    def _seal(self, confirmed: Confirmed) -> None:
+        saved, savings = confirmed.saved, self._open[confirmed.saved.part]
+        one = next((one for one in savings if one.number == saved.number and one.is_whole), None)
+        if one is None:  # sealed before the last crash, or answered together with a later one
+            return
+        saving = Saving(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
+        self._put(one, saving, 0)
+        self.store.seal(self.stage, saving, one.segments)
+        self._sealed(saved)
+        del savings[: savings.index(one) + 1]

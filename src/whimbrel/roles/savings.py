@@ -1,0 +1,154 @@
+"""The savings of one stage: ordered, carried to the central store, made checkpoints of.
+
+    every few seconds   SAVE goes between the records            Gateway.order_saving
+    SAVED in a spool    versions are put into the store          Uploader
+    the gate confirms   the saving is sealed, and counts         Outlet ──▶ confirm ──▶ Uploader ──▶ Gateway.count
+    all parts have      a checkpoint is made, old ones given up  Keeper ──▶ Gateway.keep_from
+
+One thread does all of it, and nobody waits for that. So a store that is slow or away is not asked for more than it can
+take: the next saving is ordered when the last one is there, and until then parts only note which keys have changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from whimbrel.control.ports import StoreStatus
+from whimbrel.core.record import Saved
+from whimbrel.core.router import NOBODY
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.log.folder import Logs
+from whimbrel.pipeline import Stage
+from whimbrel.site.status import told
+from whimbrel.store import CentralStore, Keeper, Uploader
+
+PATIENCE, LONGEST = 0.2, 10.0
+"""Seconds until the store is tried again: twice as long after each failure, up to so many."""
+PERSISTENCE = 10
+"""Who is idle and has not saved everything is asked once in so many times."""
+GRACE = 5.0
+"""Seconds that `stop` waits for what is being carried."""
+
+
+class Savings:
+    """What a stage with a central store has beside its gateway and its outlet."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        gateway: Gateway,
+        logs: Logs,
+        store: CentralStore,
+        every: float,
+        clock_us: Callable[[], int],
+    ) -> None:
+        self.stage, self.store, self.keeper = stage, store, Keeper(store, stage.name)
+        self.error: Exception | None = None
+        """Why the last try failed; the next one may succeed."""
+        self._gateway, self._logs, self._every, self._clock_us = gateway, logs, every, clock_us
+        self._instances: list[str] = []
+        self._uploaders: dict[str, Uploader] = {}
+        self._sealed: set[tuple[str, int]] = set()
+        """Which parts have saved since the last checkpoint."""
+        self._number = gateway.ingress.counter("savings")
+        self._ordered, self._idle = -1, 0
+        """Where the last order stands in the log, and how often since then nothing else had come."""
+        self._next = time.monotonic() + every
+        self._is_asked, self._wake, self._stopping = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"savings-{stage.name}", daemon=True)
+        gateway.keep_from(-1)  # until it is known which checkpoints there are
+
+    def start(self) -> None:
+        """Begin; what an earlier run left comes first."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, without waiting long for a store that does not answer; the next start carries what is left."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(GRACE)
+
+    def place(self, instances: list[str]) -> None:
+        """These instances save, and no other: who has left owns nothing, and others have saved what it had."""
+        self._instances = instances
+
+    def wake(self) -> None:
+        """Something counts that is not in the store."""
+        self._wake.set()
+
+    def order(self) -> None:
+        """Let everybody save, now."""
+        self._is_asked.set()
+        self._wake.set()
+
+    def covered(self, checkpoint: int | None = None) -> int:
+        """Up to which `seq` all is in the versions that are loaded after this was asked: the newest, or as of a
+        checkpoint."""
+        return self._gateway.covered() if checkpoint is None else self.store.covered(self.stage.name, checkpoint)
+
+    def status(self) -> StoreStatus:
+        """How far the store is."""
+        return StoreStatus(
+            checkpoint=self.keeper.number or None,
+            made_us=self.keeper.made_us or None,
+            covered=self._gateway.covered(),
+            under_way_bytes=sum(one.under_way for one in list(self._uploaders.values())),
+            error=told(self.error),
+        )
+
+    # ── At work ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> None:
+        """Do all there is to do now."""
+        self.keeper.look()
+        instances = self._instances
+        self._uploaders = {name: self._uploaders.get(name) or self._uploader(name) for name in instances}
+        for uploader in self._uploaders.values():
+            uploader.step()
+        owners = self._gateway.owners()
+        parts = dict.fromkeys(owners, self.stage.groups)
+        # While keys have lost their owner, nobody saves them: a checkpoint would promise what it has not.
+        if NOBODY not in owners and self._sealed >= {(name, part) for name in parts for part in range(parts[name])}:
+            self.keeper.step(parts, self._clock_us(), self._gateway.covered())
+            self._sealed.clear()
+        self._gateway.keep_from(self.keeper.covered)
+        if self._is_asked.is_set() or time.monotonic() >= self._next:
+            self._order()
+
+    def _order(self) -> None:
+        """Let everybody save, unless nothing has come since they were told to: then all are idle, and shall stay so.
+
+        Only if not everything is covered after a while they are told again: keys may have been under way.
+        """
+        self._next = time.monotonic() + self._every
+        is_idle = self._gateway.ingress.tail() == self._ordered + 1
+        self._idle = self._idle + 1 if is_idle else 0
+        is_due = self._idle % PERSISTENCE == 0 and not self._gateway.has_saved
+        if self._is_asked.is_set() or is_due:
+            self._is_asked.clear()
+            self._number += 1
+            self._ordered = self._gateway.order_saving(self._number) or 0
+
+    def _uploader(self, name: str) -> Uploader:
+        return Uploader(self.stage.name, name, self.stage.groups, self._logs.savings(name), self.store, self._count)
+
+    def _count(self, saved: Saved) -> None:
+        self._gateway.count(saved)
+        self._sealed.add((saved.instance, saved.part))
+
+    def _run(self) -> None:
+        pause = PATIENCE
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                self.step()
+            except Exception as error:  # the store is away, or waits for somebody to look at it
+                self.error = error
+                self._stopping.wait(pause)
+                pause = min(2 * pause, LONGEST)
+            else:
+                self.error, pause = None, PATIENCE
+                self._wake.wait(max(self._next - time.monotonic(), 0.0))

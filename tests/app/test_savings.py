@@ -1,0 +1,399 @@
+"""Savings in a running pipeline, with the instance's part played by hand: ordered, spooled, sealed, made checkpoints
+of, and the ingress log trimmed behind them; whoever dies, and whether the store is there or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import whimbrel as wb
+from tests.app.waiting import until
+from whimbrel.control.journal import Journal
+from whimbrel.control.ports import StoreStatus
+from whimbrel.core import wire
+from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERY_BIN, part_of
+from whimbrel.core.operator import Emit
+from whimbrel.core.record import Kind, Luggage, Outgoing, Post, Record
+from whimbrel.core.saving import STORE
+from whimbrel.log import Lane, codec
+from whimbrel.log.codec import encode_posts
+from whimbrel.log.folder import Logs
+from whimbrel.log.spool import Spool
+from whimbrel.roles import gateway as gateway_role
+from whimbrel.roles import savings as savings_role
+from whimbrel.roles.gateway import GatewayRole, StageFlow
+from whimbrel.roles.savings import Savings
+from whimbrel.store.place import Objects
+
+PARTS = 2
+RARELY = 1000.0
+"""Seconds between savings: only those happen that a test orders."""
+
+
+class Sum(wb.Operator):
+    """Adds up."""
+
+    class State(wb.State):
+        """So far."""
+
+        total: int = 0
+
+    def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
+        """One more."""
+        state.total += event[1]
+        emit(key=key, total=state.total)
+
+
+class Hand:
+    """The instance sum-1 as Spark would run it: batch by batch, each one known by its number."""
+
+    name = "sum-1"
+
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        self.batches: list[tuple[int, int]] = []
+        """Where each batch ends, in both lanes of the inbox."""
+        self.blobs: list[list[bytes]] = [[] for _ in range(PARTS)]
+        """What the parts have committed."""
+
+    def batch(self, *, speaks: bool = True, commits: bool = True) -> None:
+        """Do what lies in the inbox. It may die before it speaks, or before Spark knows that it has."""
+        inbox, number = self.logs.inbox(self.name), len(self.batches)
+        ends = inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL)
+        records = [*self._read(Lane.CONTROL, ends[1]), *self._read(Lane.DATA, ends[0])]
+        said, posts = [], list[Post]()
+        for part in range(PARTS):
+            instance = Instance(self.name, Sum(), part=part, parts=PARTS)
+            instance.load(self.blobs[part])
+            out = instance.apply([one for one in records if one.bin == EVERY_BIN or part_of(one.bin, PARTS) == part])
+            said.append(Outgoing(out.results, out.notices, part, instance.state_bytes))
+            posts += out.posts
+            if commits:
+                self.blobs[part] += instance.deltas()
+        who: dict[str, Any] = {"writer": f"{self.name}@x", "counter": number}
+        for to in {post.to for post in posts}:
+            mine = sorted((post for post in posts if post.to == to), key=lambda post: post.kind)
+            blob = encode_posts((post.kind, post.bin, post.body) for post in mine)
+            box = Spool(self.logs.savings(self.name)) if to == STORE else self.logs.inbox(to)
+            box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
+        if speaks:
+            self.logs.outbox(self.name).append(wire.pack(said), count=1, **who)
+        if commits:
+            self.batches.append(ends)
+
+    def _read(self, lane: Lane, end: int) -> Iterator[Record]:
+        start = self.batches[-1][lane] if self.batches else 0
+        for entry in self.logs.inbox(self.name).read(start, end, lane):
+            yield from codec.records(entry)
+
+
+class Door:
+    """Objects that can be away."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects, self.is_open = objects, True
+        self.puts: Counter[str] = Counter()
+
+    def _look(self) -> None:
+        if not self.is_open:
+            raise Unavailable("nobody answers")
+
+    def put(self, name: str, blob: bytes) -> None:
+        self._look()
+        self.puts[name] += 1
+        self.objects.put(name, blob)
+
+    def get(self, name: str) -> bytes | None:
+        self._look()
+        return self.objects.get(name)
+
+    def get_all(self, names: Sequence[str]) -> list[bytes | None]:
+        self._look()
+        return self.objects.get_all(names)
+
+    def names(self, folder: str) -> list[str]:
+        self._look()
+        return self.objects.names(folder)
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._look()
+        self.objects.delete(names)
+
+
+class House:
+    """A data directory, a store, and the gateway's role of the moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.delivered = folder, list[dict[str, Any]]()
+        source = wb.Items([], schema="key string, n long")
+        self.pipeline = wb.Pipeline("p", source=source, key="key").stage("sum", Sum(), groups=PARTS)
+        self.pipeline.sink(self.delivered.append)
+        self.truth: Counter[str] = Counter()
+        self.sent = 0
+        self.hand = Hand(Logs(folder / "data" / "logs"))
+        self.door: Door | None = None
+        self.begin()
+
+    def begin(self, *, stores: bool = True, every: float = RARELY) -> None:
+        """A gateway, from what its predecessor has left."""
+        data, store = self.folder / "data", str(self.folder / "store") if stores else None
+        self.journal, self.logs = Journal(data / "journal.db"), Logs(data / "logs")
+        self.journal.save("instances/sum", wire.pack({"sum-1": "cloud"}))
+        options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
+        self.role = GatewayRole(
+            self.pipeline,
+            self.logs,
+            self.journal,
+            lambda stage, notice: None,
+            lambda: 1_000_000,
+            store=store,
+            save_every=every,
+            **options,
+        )
+        if self.role.store is not None:
+            self.door = self.role.store.objects = Door(self.role.store.objects)
+        self.role.start()
+
+    def end(self) -> None:
+        for end in (*self.role.ends(), *self.role.outlet_ends(), self.logs.close, self.journal.close):
+            end()
+
+    @property
+    def flow(self) -> StageFlow:
+        return self.role.flows["sum"]
+
+    @property
+    def savings(self) -> Savings:
+        assert self.flow.savings is not None
+        return self.flow.savings
+
+    @property
+    def store(self) -> StoreStatus:
+        found = self.role.status().stages["sum"].store
+        assert found is not None
+        return found
+
+    def send(self, **amounts: int) -> None:
+        self.sent += 1
+        self.flow.gateway.ingest([(key, (key, n), None) for key, n in amounts.items()], "by hand", self.sent)
+        self.truth.update(amounts)
+
+    def order(self) -> None:
+        """Order a saving, and wait until it lies in the inbox."""
+        inbox = self.logs.inbox("sum-1")
+        tail = inbox.tail()
+        self.savings.order()
+        until(lambda: inbox.tail() > tail, "the order")
+
+    def save(self) -> None:
+        """A saving, and the checkpoint that comes of it."""
+        before = self.store.checkpoint or 0
+        self.order()
+        self.hand.batch()
+        until(lambda: self.store.checkpoint == before + 1, "the checkpoint")
+
+    def stored(self, at: int | None = None) -> dict[str, int]:
+        """The totals that the store has."""
+        found = {}
+        for version in self.savings.store.load("sum", at=at):
+            bag = wire.unpack(version.luggage, Luggage)
+            found[version.key] = msgspec.msgpack.decode(bag.state)["total"]
+        return found
+
+    def orders(self) -> list[int]:
+        """The numbers of all savings that the instance was told to make."""
+        return [one.seq for one in self.hand._read(Lane.DATA, 10**6) if one.kind == Kind.SAVE]
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(savings_role, "PATIENCE", 0.01)
+    monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
+    one = House(tmp_path)
+    yield one
+    one.end()
+
+
+def test_a_saving_comes_to_the_store_and_the_ingress_log_is_trimmed_behind_the_oldest_checkpoint(house: House) -> None:
+    ingress = house.flow.gateway.ingress
+
+    def is_trimmed(head: int) -> bool:
+        return ingress.head() == head
+
+    for n, head in enumerate([1, 1, 1, 3, 5, 7]):  # each round is a record and its SAVE; three checkpoints are kept
+        house.send(a=n, b=2 * n, **{f"k{n}": n})
+        house.hand.batch()
+        house.save()
+        assert house.stored() == house.truth
+        until(partial(is_trimmed, head), "the log to be trimmed")
+    assert [one.number for one in house.savings.store.checkpoints("sum")] == [4, 5, 6]
+    assert house.store == StoreStatus(6, 1_000_000, 11 * codec.ROWS, 0, None)
+
+
+def test_a_checkpoint_is_what_it_was(house: House) -> None:
+    house.send(a=1)
+    house.save()
+    house.send(a=10, b=1)
+    house.save()
+    assert (house.stored(1), house.stored(2)) == ({"a": 1}, {"a": 11, "b": 1})
+    assert house.savings.covered(1) == 1 * codec.ROWS
+    assert house.savings.covered() == house.savings.covered(2) == 3 * codec.ROWS
+
+
+def test_an_idle_instance_saves_when_it_is_asked(house: House) -> None:
+    house.send(a=1)
+    house.save()
+    covered = house.store.covered
+    house.save()
+    assert (house.store.covered > covered, house.stored()) == (True, {"a": 1})
+
+
+def test_what_is_not_confirmed_is_not_sealed(house: House) -> None:
+    """Its site dies when it has posted and before it speaks: nobody knows the results that go with it."""
+    house.send(a=1)
+    house.save()
+    house.send(a=10)
+    house.order()
+    house.hand.batch(speaks=False, commits=False)
+    until(lambda: house.store.under_way_bytes > 0, "the spool to have it")
+    house.savings.wake()
+    house.order()
+    assert (house.stored(), house.store.checkpoint) == ({"a": 1}, 1)
+    house.hand.batch()
+    until(lambda: house.store.checkpoint == 2, "the checkpoint")
+    assert (house.stored(), house.delivered[-1]) == ({"a": 11}, {"key": "a", "total": 11})
+    house.hand.batch()
+    until(lambda: house.store.under_way_bytes == 0, "the other order")
+
+
+def test_a_batch_that_is_repeated_is_saved_once(house: House) -> None:
+    house.send(a=1)
+    house.order()
+    house.hand.batch(commits=False)
+    house.hand.batch()
+    until(lambda: house.store.checkpoint == 1, "the checkpoint")
+    house.save()
+    assert house.door is not None
+    assert (house.stored(), max(house.door.puts.values())) == ({"a": 1}, 1)
+
+
+@pytest.mark.parametrize("died_after", ["order", "batch", "confirmation", "checkpoint"])
+def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> None:
+    house.send(a=1)
+    house.save()
+    house.send(a=10, b=5)
+    first = house.store.covered
+    house.order()
+    if died_after == "batch":
+        house.role.flows["sum"].outlet.stop()
+    if died_after == "confirmation":
+        assert house.door is not None
+        house.door.is_open = False
+    if died_after != "order":
+        house.hand.batch()
+    if died_after == "confirmation":
+        until(lambda: house.logs.savings("sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+    if died_after == "checkpoint":
+        until(lambda: house.store.checkpoint == 2, "the checkpoint")
+    house.end()
+    house.begin()
+    if died_after == "order":
+        house.hand.batch()
+    until(lambda: house.store.checkpoint == 2, "the checkpoint")
+    assert (house.stored(), house.store.covered >= first) == (house.truth, True)
+    house.send(c=7)
+    house.save()
+    assert (house.stored(), house.stored(2)) == (house.truth, {"a": 11, "b": 5})
+    assert house.store.covered > house.savings.covered(2) > first
+    assert house.flow.gateway.ingress.counter("savings") == 2
+
+
+def test_while_the_store_is_away_everything_goes_on_and_no_more_is_ordered(house: House) -> None:
+    house.send(a=1)
+    house.save()
+    assert house.door is not None
+    house.door.is_open = False
+    house.send(a=10)
+    house.order()
+    house.hand.batch()
+    until(lambda: house.store.error is not None, "somebody to notice")
+    assert "nobody answers" in (house.store.error or "")
+    assert house.store.under_way_bytes > 0
+    house.savings.order()
+    house.send(b=3)
+    house.hand.batch()
+    until(lambda: house.delivered[-1] == {"key": "b", "total": 3}, "results to go out all the same")
+    assert (house.orders(), house.role.errors()) == ([], [])
+    house.door.is_open = True
+    until(lambda: house.orders(), "the order that was due")
+    assert (house.store.checkpoint, house.store.error) == (2, None)
+    house.hand.batch()
+    until(lambda: house.store.checkpoint == 3, "the checkpoint")
+    assert (house.stored(), house.store.under_way_bytes) == (house.truth, 0)
+
+
+def test_what_counted_while_there_was_no_store_is_not_lost(house: House) -> None:
+    """The part believes it saved: nobody would ask it for these versions again."""
+    house.send(a=1)
+    house.order()
+    house.end()
+    house.begin(stores=False)
+    house.hand.batch()
+    until(lambda: house.flow.outlet.is_idle, "its notices to be heard")
+    assert house.role.status().stages["sum"].store is None
+    house.end()
+    house.begin()
+    until(lambda: house.store.checkpoint == 1, "the checkpoint")
+    assert house.stored() == {"a": 1}
+
+
+def test_savings_come_by_themselves_as_long_as_something_does(house: House) -> None:
+    house.end()
+    house.begin(every=0.01)
+
+    def has_saved() -> bool:
+        house.hand.batch()
+        return house.flow.gateway.has_saved
+
+    for _ in range(3):
+        house.send(a=1)
+        until(has_saved, "everything to be saved")
+        assert house.stored() == house.truth
+    tail, due = house.flow.gateway.ingress.tail(), house.savings._next
+    until(lambda: house.savings._next > due + 0.1, "some moments at which a saving would be due")
+    assert house.flow.gateway.ingress.tail() == tail
+
+
+def test_what_is_delivered_is_kept_across_a_restart(house: House) -> None:
+    house.send(a=1, b=1)
+    house.send(a=1)
+    house.hand.batch()
+    until(lambda: len(house.delivered) == 3, "the results")
+    house.end()
+    house.begin()
+    assert house.flow.outlet.reached == {"a": codec.ROWS, "b": 1}
+
+
+def test_without_a_store_there_is_nothing_of_it(house: House) -> None:
+    house.end()
+    house.begin(stores=False)
+    house.send(a=1)
+    house.hand.batch()
+    until(lambda: house.flow.gateway.ingress.head() == 1, "the log to be trimmed at once")
+    assert (house.flow.savings, house.flow.outlet.reached, house.journal.reached("outlet/sum")) == (None, {}, {})
+
+
+def test_a_store_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(Refused, match="0 s apart"):
+        gateway_role.store_at("memory://x", 0.0)
+    with pytest.raises(Refused, match="no address of a store"):
+        gateway_role.store_at("ftp://x", 5.0)
+    assert gateway_role.store_at(None, 0.0) is None
