@@ -72,12 +72,12 @@ class House:
 
 
 @contextmanager
-def standing(data: Path, sites: list[str] = SITES, **options: Any) -> Iterator[App]:
+def standing(data: Path, sites: list[str] = SITES, store: str | None = None) -> Iterator[App]:
     """Such an application; all its keys have come."""
     pipeline = wb.Pipeline("p", source=[{"k": key} for key in KEYS], key="k").stage("count", Count())
     nothing: Any = SimpleNamespace(stop=lambda: None)
     settings: dict[str, Any] = {"keep": False, "trigger": "0 seconds", "max_backlog": 10, "watch": lambda *seen: None}
-    app = App(pipeline, sites, data, temporary=False, spark=nothing, **settings)
+    app = App(pipeline, sites, data, temporary=False, spark=nothing, store=store, **settings)
     for site in app.sites.values():
         site._make = lambda instance, checkpoint: Standing()  # type: ignore[assignment,return-value]
     try:
@@ -89,9 +89,9 @@ def standing(data: Path, sites: list[str] = SITES, **options: Any) -> Iterator[A
 
 
 @contextmanager
-def served(data: Path, **options: Any) -> Iterator[House]:
+def served(data: Path, store: str | None = None, **options: Any) -> Iterator[House]:
     """Such an application, served."""
-    with standing(data) as app:
+    with standing(data, store=store) as app:
         house = House(app, app.serve(**options))
         with house.http:
             yield house

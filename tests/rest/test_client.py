@@ -225,6 +225,19 @@ def test_an_instance_says_where_its_checkpoint_is(calm: House, asking: wb.Client
     assert asking.checkpoint("count-1").batch == 10
 
 
+def test_an_instance_saves_when_it_is_told_to(tmp_path: Path, asking: wb.Client) -> None:
+    with pytest.raises(wb.Refused, match=r"no central store.*--store"):
+        asking.save("count-1")
+    assert asking.checkpoint("count-1").stored is None
+    with served(tmp_path / "data", str(tmp_path / "store")) as house, wb.connect(data=house.app.data) as client:
+        ingress = house.app.first.gateway.ingress
+        assert client.save("count-1").stored is None
+        until(lambda: ingress.counter("savings") == 0, "the order")
+        assert client.status()["stages"]["count"]["store"]["checkpoint"] is None
+        with pytest.raises(wb.UnknownName):
+            client.save("count-9")
+
+
 def test_what_cannot_be_done_with_an_instance_yet_is_refused_with_a_way_out(asking: wb.Client) -> None:
     with pytest.raises(wb.Refused, match="protocol='restart'"):
         asking.invoke("count-1", "edge-1")

@@ -245,6 +245,12 @@ def _instances(orders: Orders, once: Once) -> APIRouter:
         """Where the checkpoint of an instance is, and its last batch."""
         return orders.checkpoint(instance)
 
+    @router.post("/checkpoint")
+    def save(instance: str, request: Named) -> Checkpoint:
+        """Let an instance, and with it its stage, save what has changed to the central store, now."""
+        once.tell(request, lambda: orders.save(instance))
+        return orders.checkpoint(instance)
+
     @router.post("/pause")
     def pause(instance: str, request: Named) -> InstanceStatus:
         """Let an instance end its batch and stand still."""

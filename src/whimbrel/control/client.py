@@ -151,6 +151,13 @@ class Client:
         """Where the checkpoint of an instance is, and its last batch."""
         return self._get(Checkpoint, "instances", instance, "checkpoint")
 
+    def save(self, instance: str) -> Checkpoint:
+        """Let an instance, and with it its stage, save what has changed to the central store, now.
+
+        Returns when that is ordered; the number of the checkpoint in `status()` grows when it is done.
+        """
+        return self._post(Checkpoint, "instances", instance, "checkpoint")
+
     def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> InstanceStatus:
         """Start an instance at a site from state that was saved."""
         body = {"site": site} if checkpoint is None else {"site": site, "checkpoint": checkpoint}

@@ -182,10 +182,17 @@ class Desk:
         )
 
     def checkpoint(self, instance: str) -> Checkpoint:
-        _, site = self._place(instance)
+        stage, site = self._place(instance)
+        store = stage.flow().store
         path = self._control.data / "sites" / site / instance
         done = [int(file.name) for file in (path / "commits").glob("[0-9]*") if file.name.isdigit()]
-        return Checkpoint(instance, site, str(path.resolve()), max(done, default=None))
+        return Checkpoint(
+            instance, site, str(path.resolve()), max(done, default=None), store.checkpoint if store else None
+        )
+
+    def save(self, instance: str) -> None:
+        stage, _ = self._place(instance)
+        stage.order_saving()
 
     def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> None:
         self._place(instance)

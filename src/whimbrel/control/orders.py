@@ -152,12 +152,16 @@ class InstanceStatus:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The last batch that an instance has committed at its site, and where; no batch if it has done none."""
+    """The last batch that an instance has committed at its site, and where; no batch if it has done none.
+
+    `stored` is the last checkpoint of its stage in the central store, if there is one.
+    """
 
     instance: str
     site: str
     path: str
     batch: int | None
+    stored: int | None = None
 
 
 class Orders(Protocol):
@@ -243,6 +247,10 @@ class Orders(Protocol):
     def state(self, instance: str) -> InstanceStatus: ...
 
     def checkpoint(self, instance: str) -> Checkpoint: ...
+
+    def save(self, instance: str) -> None:
+        """Let it save what has changed to the central store, now; the other instances of its stage do so, too."""
+        ...
 
     def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> None:
         """Start it at a site from state that was saved: the newest, or that of a checkpoint."""

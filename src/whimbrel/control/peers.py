@@ -136,6 +136,9 @@ class RemoteGateway:
     def save(self, stage: str) -> bool:
         return self._there.save(stage)
 
+    def order_saving(self, stage: str) -> None:
+        self._there.order_saving(stage)
+
     def has_delivered(self, stage: str, instance: str) -> bool:
         return self._there.has_delivered(stage, instance)
 

@@ -109,6 +109,9 @@ class GatewayPort(Protocol):
     def save(self, stage: str) -> bool:
         """Make a snapshot of a stage's router safe, from which a replay starts then; False if something moves."""
 
+    def order_saving(self, stage: str) -> None:
+        """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
+
     def has_delivered(self, stage: str, instance: str) -> bool:
         """Whether everything that an instance has said is delivered, now."""
 

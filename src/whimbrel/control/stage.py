@@ -96,6 +96,10 @@ class StageControl:
         """How records flow through the stage."""
         return self._reach.gateway.status().stages.get(self.name, FlowStatus())
 
+    def order_saving(self) -> None:
+        """Let everything that has changed be saved now. Raises `Refused` if there is no central store."""
+        self._reach.gateway.order_saving(self.name)
+
     def has_applied(self, instance: str) -> bool:
         """Whether everything that lies in an instance's inbox now has been applied, and what it said is written."""
         logs = self._reach.logs

@@ -270,6 +270,15 @@ class GatewayRole:
         """Make a snapshot of a stage's router safe; False if something moves."""
         return self._flow(stage).save()
 
+    def order_saving(self, stage: str) -> None:
+        """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
+        savings = self._flow(stage).savings
+        if savings is None:
+            raise Refused(
+                f"{stage} has no central store to save to; give one: wb.run(..., store=...), whimbrel up --store ..."
+            )
+        savings.order()
+
     def has_delivered(self, stage: str, instance: str) -> bool:
         """Whether everything that an instance has said is delivered."""
         return self._flow(stage).outlet.has_delivered(instance)
