@@ -136,7 +136,9 @@ class Job:
 
 
 @contextmanager
-def running(folder: Path, spark: SparkSession, ballast: int = 20_000, **options: Any) -> Iterator[Job]:
+def running(
+    folder: Path, spark: SparkSession, ballast: int = 20_000, *, keep: bool = True, **options: Any
+) -> Iterator[Job]:
     """Such an application, at two sites; all its keys have come."""
     ending: list[bool] = []
 
@@ -149,7 +151,7 @@ def running(folder: Path, spark: SparkSession, ballast: int = 20_000, **options:
     out, data = folder / "out.jsonl", folder / "data"
     pipeline = wb.Pipeline("orders", source=wb.Items(source, schema=SCHEMA, rate=RATE), key="key")
     pipeline.stage("chain", Chain(ballast)).sink(wb.JsonLines(out))
-    app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=True, spark=spark, **options)
+    app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=keep, spark=spark, **options)
     try:
         until(lambda: len(app.stages["chain"].keys.now()) == KEYS, "all keys have come")
         yield Job(app, out, data, ending)

@@ -94,6 +94,53 @@ def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
 
 
 @bench.command()
+def checkpoints(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 6,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of steady load, and of as much as it takes, a turn.")] = 15.0,
+    rate: Annotated[float, typer.Option(min=1, help="Records a second, while the load is steady.")] = 2000.0,
+    keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_240,
+    state_bytes: Annotated[int, typer.Option(min=0, help="State of each key.")] = 1024,
+    save_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two savings.")] = 5.0,
+    json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
+    seed: Annotated[int, typer.Option(help="Which keys come.")] = 1,
+) -> None:
+    """What a central store costs: the same stage with one and without, in one session, taking turns.
+
+    Example: whimbrel bench checkpoints --rounds 6
+    """
+    from whimbrel.bench.checkpoints import REMEMBER, measure
+    from whimbrel.spark.session import session
+
+    console = Console()
+    console.print(f"{keys:,} keys of {state_bytes:,} bytes, {rate:,.0f} records/s, saved every {save_every:g} s")
+    spark = session("whimbrel-bench", extra=REMEMBER)
+    try:
+        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
+            figures = measure(
+                spark,
+                Path(folder),
+                rounds=rounds,
+                seconds=seconds,
+                rate=rate,
+                keys=keys,
+                state_bytes=state_bytes,
+                save_every=save_every,
+                seed=seed,
+                show=lambda what: console.print(what, style="dim", highlight=False),
+            )
+    finally:
+        spark.stop()
+    for what, ratio in figures["ratio"].items():
+        told = ", ".join(f"{name} {value:,.3f}" for name, value in figures[what].items())
+        console.print(f"{what}: {ratio:.3f} × ({told})", highlight=False)
+    if json is not None:
+        report.write({**report.heading(seed), **figures}, json)
+    if not figures["results_right"]:
+        console.print("[bold red]results are wrong, or the store has not what it must have[/]")
+        raise typer.Exit(1)
+
+
+@bench.command()
 def latency(
     rounds: Annotated[int, typer.Option(min=1, help="Processes for each profile.")] = 2,
     batches: Annotated[int, typer.Option(min=1, help="Micro-batches measured in each, after a warm-up.")] = 30,

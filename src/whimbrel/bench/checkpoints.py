@@ -1,0 +1,172 @@
+"""What level-2 checkpoints cost: the same stage with a central store and without, in one session, taking turns.
+
+Two applications run side by side and are fed one at a time, so that both are warm and what the machine does meanwhile
+hits both alike. A turn ends when all its records are delivered and, with a store, saved: each pays for itself.
+
+    steady     records at a fixed rate: how long micro-batches took, and how much the processors worked, a record
+    flood      as many as it can take, for as long: records delivered a second
+
+Each key's results must count up one by one, and the store must have each key's last state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from whimbrel import app as application
+from whimbrel.bench.workloads import KeyCount, Load
+from whimbrel.core import wire
+from whimbrel.core.errors import Unavailable
+from whimbrel.core.record import Luggage, Result
+from whimbrel.pipeline import Pipeline
+from whimbrel.store import CentralStore
+
+WITH, WITHOUT = "with", "without"
+REMEMBER = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
+"""So that no micro-batch is forgotten."""
+PATIENCE = 300.0
+"""Seconds until what a turn has sent must be delivered and saved."""
+BACKLOG = 20_000
+"""The source waits while more records do."""
+
+Show = Callable[[str], None]
+
+
+class Tap(Load):
+    """A load that gives nothing until it is opened."""
+
+    flow: float | None = 0.0
+
+    @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        """Rows a second, now; None: as many as can be had."""
+        return self.flow if self.filled else super().rate
+
+
+class Candidate:
+    """One of the two applications."""
+
+    def __init__(self, name: str, spark: SparkSession, keys: int, state_bytes: int, seed: int, **store: Any) -> None:
+        self.name, self.counts, self.wrong = name, dict[str, int](), 0
+        self.tap = Tap(keys, 0.0, seed=seed, state_bytes=state_bytes)
+        pipeline = Pipeline(name, self.tap, key="key").stage(name, KeyCount(state_bytes))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"spark": spark, "watch": self._watch, "max_backlog": BACKLOG}
+        self.app = application.run(pipeline, ["cloud"], **options, **store)
+
+    def _watch(self, results: list[Result], now_us: int) -> None:
+        for result in results:
+            count = self.counts.get(result.key, 0) + 1
+            self.wrong += result.values["count"] != count
+            self.counts[result.key] = count
+
+    def feed(self, rate: float | None, seconds: float) -> dict[str, float]:
+        """One turn: records for so many seconds, then none until all is done."""
+        flow = self.app.gateway.first
+        sent, delivered, batches, cpu = flow.gateway.sent, flow.outlet.delivered, sum(self.app.batches()), cpu_ms()
+        begun, self.tap.flow = time.monotonic(), rate
+        time.sleep(seconds)
+        got, took = flow.outlet.delivered - delivered, time.monotonic() - begun
+        self.tap.flow = 0.0
+        self.settle()
+        records = max(flow.gateway.sent - sent, 1)
+        return {
+            "batch_ms_per_record": (sum(self.app.batches()) - batches) / records,
+            "cpu_ms_per_record": (cpu_ms() - cpu) / records,
+            "records_per_s": got / took,
+        }
+
+    def settle(self) -> None:
+        """Until everything that has come is delivered and, with a store, saved."""
+        deadline, flow = time.monotonic() + PATIENCE, self.app.gateway.first
+        while not (
+            self.tap.filled
+            and flow.outlet.delivered >= flow.gateway.sent
+            and self.app.is_settled()
+            and (flow.savings is None or flow.gateway.has_saved)
+        ):
+            for error in self.app.gateway.errors():
+                raise error
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.name}: not everything is done after {PATIENCE:.0f} s")
+            time.sleep(0.02)
+
+
+def measure(
+    spark: SparkSession,
+    folder: Path,
+    *,
+    rounds: int,
+    seconds: float,
+    rate: float,
+    keys: int,
+    state_bytes: int,
+    save_every: float,
+    seed: int,
+    show: Show = lambda what: None,
+) -> dict[str, Any]:
+    """The figures. `spark` must remember its micro-batches (`REMEMBER`)."""
+    url = str(folder / "store")
+    both: list[Candidate] = []
+    try:
+        for name, options in ((WITHOUT, {}), (WITH, {"store": url, "save_every": save_every})):
+            show(f"starting {name}")
+            data = folder / name
+            both.append(Candidate(name, spark, keys, state_bytes, seed, data=data, **options))
+        for one in both:
+            one.settle()
+        turns: dict[str, list[dict[str, float]]] = {WITH: [], WITHOUT: []}
+        for number in range(rounds + 1):  # the first one warms up
+            for one in both if number % 2 else reversed(both):
+                show(f"round {number} of {rounds}: {one.name}")
+                steady = one.feed(rate, seconds)
+                flood = one.feed(None, seconds)
+                if number:
+                    turns[one.name].append({**steady, "records_per_s": flood["records_per_s"]})
+        made = both[1].app.status()["stages"][WITH]["store"]["checkpoint"]
+    finally:
+        for one in both:
+            one.tap.end()
+            one.app.stop()
+    right = not any(one.wrong for one in both) and both[1].counts == stored(url)
+    return {**compared(turns), "checkpoints": made, "rounds": rounds, "results_right": right}
+
+
+def compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Medians, and the median ratio of neighbours: with a store to without."""
+    figures: dict[str, Any] = {"ratio": {}}
+    for what in turns[WITH][0]:
+        values = {name: [turn[what] for turn in series] for name, series in turns.items()}
+        pairs = zip(values[WITH], values[WITHOUT], strict=True)
+        figures["ratio"][what] = round(median(one / other for one, other in pairs), 4)
+        figures[what] = {name: round(median(series), 4) for name, series in values.items()}
+    return figures
+
+
+def stored(url: str) -> dict[str, int]:
+    """The counts that the store has, by key."""
+    bags = {one.key: wire.unpack(one.luggage, Luggage) for one in CentralStore(url).load(WITH)}
+    return {key: msgspec.msgpack.decode(bag.state)["count"] for key, bag in bags.items()}
+
+
+def cpu_ms() -> float:
+    """How much this process, and all that it has started, has worked so far."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(folder.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))  # with its children that have ended
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(pid, 0) for pid in ours) * 1000 / os.sysconf("SC_CLK_TCK")
