@@ -59,13 +59,17 @@ class House:
         self.gateway.recover(None)
         places = {"s-1": "cloud", "s-2": "edge"}
         self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))
-        ports: Any = SimpleNamespace(
-            command=lambda stage, command: self.gateway.command(command), post=self.post, failed=dict
-        )
+        ports = self.ports()
         self.orchestrator = Orchestrator(self.journal, {"cloud": ports, "edge": ports}, ports, self.clock)
         self.orchestrator.stages["s"] = self.coordinator
         self.orchestrator.recover()
         self.orchestrator.start()
+
+    def ports(self) -> Any:
+        """What the orchestrator reaches."""
+        return SimpleNamespace(
+            command=lambda stage, command: self.gateway.command(command), post=self.post, failed=dict
+        )
 
     def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
         """What a site does with posts."""

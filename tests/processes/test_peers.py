@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from whimbrel.control.peers import Peer, RemoteGateway, RemoteSite
+from whimbrel.control.peers import START, Peer, RemoteGateway, RemoteSite
 from whimbrel.control.ports import GatewayBeat, GatewayStatus, SiteBeat
-from whimbrel.core.errors import Unavailable
+from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.site.status import InstanceStatus, SiteStatus
 
 
@@ -81,3 +81,33 @@ def test_the_gateway_is_as_it_last_said() -> None:
     assert gateway.status().sent == 5
     with pytest.raises(Unavailable):
         gateway.save("s")
+
+
+def test_who_was_never_heard_has_more_time_until_it_is_gone_and_who_was_away_forgives() -> None:
+    clock = Clock()
+    peer = Peer("edge-1", 3, 10, clock)
+    clock.now += 11
+    assert (peer.state, peer.is_gone) == ("dead", False)
+    clock.now += START
+    assert peer.is_gone
+    peer.heard("life", "http://there")
+    clock.now += 11
+    assert (peer.state, peer.is_gone) == ("dead", True)
+    peer.forgive()
+    assert (peer.state, peer.is_gone) == ("alive", False)
+
+
+def test_a_call_to_a_site_that_dies_meanwhile_is_given_up_and_it_is_not_asked_again() -> None:
+    """A stopped process takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        site = RemoteSite("edge-1", "secret", suspect=0.1, dead=0.5)
+        site.heard(beat(url))
+        with pytest.raises(Retry, match="is dead: it has not answered") as raised:
+            site.start("s-1")
+        assert not isinstance(raised.value, Unavailable), "it may have happened"
+        with pytest.raises(Unavailable, match="is dead"):
+            site.place({})
+        with pytest.raises(Retry) as raised:  # whether something still runs there, only an answer could tell
+            site.stop("s-1")
+        assert not isinstance(raised.value, Unavailable)

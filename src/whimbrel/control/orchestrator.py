@@ -10,7 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from whimbrel.control.journal import Journal
@@ -18,12 +18,23 @@ from whimbrel.control.orders import Request
 from whimbrel.control.ports import GatewayPort, SitePort
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.errors import Conflict, Refused, Retry, Stop, Unavailable
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
-from whimbrel.core.protocols.machine import Abandoned, Command, Copied, Event, Failed, Migration, Started, Stopped
+from whimbrel.core.protocols.machine import (
+    Abandoned,
+    Command,
+    Copied,
+    Event,
+    Failed,
+    Fenced,
+    Migration,
+    Started,
+    Stopped,
+)
+from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Warm
-from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 
 PERIOD = 0.2
@@ -42,6 +53,18 @@ class Order:
     options: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class RestoreOrder:
+    """All that an instance of a stage has or was to have, lost or thought so, to another one: the newest versions that
+    the store has, or those of a checkpoint."""
+
+    stage: str
+    lost: str
+    destination: str
+    checkpoint: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Orchestrator:
     """The migrations of all stages."""
 
@@ -57,6 +80,8 @@ class Orchestrator:
         self.journal, self.sites, self.gateway, self._clock_us, self._chores = journal, sites, gateway, clock_us, chores
         self.stages: dict[str, Coordinator] = {}
         self.error: Exception | None = None
+        self.spoilt: dict[str, set[int | None]] = {}
+        """By stage: checkpoints that could not be loaded; None: the newest versions."""
         self._changed = threading.Condition(threading.RLock())
         self._todo: list[tuple[str, str, Command]] = []
         self._deadlines: dict[tuple[str, str], float] = {}
@@ -119,22 +144,30 @@ class Orchestrator:
         return self.order([Order(stage, wanted, site, protocol, options)], deadline, why, request)
 
     def order(
-        self, orders: Sequence[Order], deadline: float, why: Sequence[str] = (), request: Request | None = None
+        self,
+        orders: Sequence[Order | RestoreOrder],
+        deadline: float,
+        why: Sequence[str] = (),
+        request: Request | None = None,
     ) -> list[str]:
         """Order the migrations of all these, which have no key in common, or of none.
 
         `request`: what asked for them; remembered with them as answered, so that it can be told if it comes again.
         """
         with self._changed:
-            planned, commands = self._plan(orders, why)
+            planned = self._plan(orders, why)
+            before = self._remember(planned)
+            commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
+            ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
             ids = [migration.move.id for migration in planned]
             try:
                 if planned or request is not None:
                     answer = None if request is None else (request.name, wire.pack(request.answered(ids, why)))
-                    self.journal.write(*planned, answer=answer)
+                    self.journal.write(*ended, *planned, answer=answer)
             except Unavailable:  # what is not journalled has not happened
                 for migration in planned:
                     del self.stages[migration.move.stage].migrations[migration.move.id]
+                self._put_back(before)
                 raise
             for migration, todo in zip(planned, commands, strict=True):
                 self._patience[migration.move.stage, migration.move.id] = deadline
@@ -144,16 +177,37 @@ class Orchestrator:
                 self._tell_due(stage)
             return ids
 
-    def _plan(self, orders: Sequence[Order], why: Sequence[str]) -> tuple[list[Migration], list[list[Command]]]:
-        """The migrations of some orders, taken in, and what each begins with. Changes nothing if one cannot be done."""
+    def _remember(self, planned: Sequence[Migration]) -> list[tuple[Coordinator, RouteTable, list[Migration]]]:
+        """What restorations are about to change of others: their routes, and the migrations that they end."""
+        found = []
+        for migration in planned:
+            if migration.move.protocol == "restore":
+                coordinator = self.stages[migration.move.stage]
+                found.append((coordinator, *copy.deepcopy((coordinator.table, coordinator.ended_by(migration)))))
+        return found
+
+    def _put_back(self, before: list[tuple[Coordinator, RouteTable, list[Migration]]]) -> None:
+        for coordinator, table, ended in reversed(before):
+            coordinator.table = table
+            for migration in ended:
+                _become(coordinator.migrations[migration.move.id], migration)
+
+    def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:
+        """The migrations of some orders. Changes nothing; raises if one cannot be done."""
         number = sum(len(coordinator.migrations) for coordinator in self.stages.values()) + 1
         planned: list[Migration] = []
         for order in orders:
             coordinator, id = self.stages[order.stage], f"m{number + len(planned)}"
-            planned += coordinator.plan(order.wanted, order.site, order.protocol, id, **order.options)
+            if isinstance(order, Order):
+                planned += coordinator.plan(order.wanted, order.site, order.protocol, id, **order.options)
+                continue
+            more = coordinator.plan_restore(order.lost, order.destination, id, order.checkpoint, **order.options)
+            if any(m.move.stage == order.stage and m.move.selection.overlaps(more.move.selection) for m in planned):
+                raise Conflict(f"{order.lost} and another lost instance had the same keys in a move; restore one first")
+            planned.append(more)
         for migration in planned:
             migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
-        return planned, [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
+        return planned
 
     def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> None:
         """A notice of an instance."""
@@ -174,8 +228,8 @@ class Orchestrator:
         try:
             self.journal.write(migration)
         except Unavailable:  # what is not journalled has not happened
-            for name in migration.__struct_fields__:
-                setattr(migration, name, getattr(before, name))
+            assert before is not None
+            _become(migration, before)
             raise
         if isinstance(event, machine.Ordered):
             self._note_deadline(migration)
@@ -259,9 +313,17 @@ class Orchestrator:
 
     def _carry_out(self, stage: str, id: str, command: Command) -> None:
         migration = self.migration(stage, id)
+        if migration.ended_by:
+            return
         match command:
-            case Begin() | Cutover() | Abort():
+            case Begin() | Cutover() | Abort() | Restore():
                 self.gateway.command(stage, command)
+            case Fence(move) if migration.phase == FENCING:
+                self.gateway.command(stage, command)
+                self.gateway.fence(stage, move)
+                self.tell(stage, id, Fenced())
+            case machine.Load(move) if migration.phase == LOADING:
+                self._load(stage, migration)
             case machine.Announce(kind, move, instance):
                 self._post(stage, instance, instance, kind, wire.pack(move), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move) if move.destination in self.stages[stage].sites:  # or it has been scaled away
@@ -279,6 +341,16 @@ class Orchestrator:
                     self.sites[other].stop(instance)
                 self.sites[site].start(instance)
                 self.tell(stage, id, Started(site))
+
+    def _load(self, stage: str, migration: Migration) -> None:
+        move = migration.move
+        try:
+            loaded = self.gateway.load(stage, move, migration.checkpoint)
+        except (Stop, Refused) as error:  # again would be the same
+            self.spoilt.setdefault(stage, set()).add(migration.checkpoint)
+            self.tell(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
+        else:
+            self.tell(stage, move.id, loaded)
 
     def _post(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
         """Tell all parts of an instance something, once, by the way that another one's posts take to it."""
@@ -325,3 +397,9 @@ class Orchestrator:
             for migration in list(coordinator.migrations.values()):
                 if not migration.is_over and concerned(migration.move, (migration.from_site, migration.to_site)):
                     self.tell(stage, migration.move.id, Abandoned(reason))
+
+
+def _become(migration: Migration, other: Migration) -> None:
+    """Make a migration what another one is."""
+    for name in migration.__struct_fields__:
+        setattr(migration, name, getattr(other, name))

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready, Warm
-from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.core.protocols.machine import Loaded
+from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Warm
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 from whimbrel.site.status import SiteStatus
 
 
@@ -100,8 +101,22 @@ class GatewayStatus(msgspec.Struct, frozen=True):
 class GatewayPort(Protocol):
     """The gateway, as the orchestrator reaches it: where records enter, and where results leave."""
 
-    def command(self, stage: str, command: Begin | Cutover | Abort) -> None:
+    def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:
         """Give a command its place between a stage's records."""
+
+    def check_restore(self, stage: str, checkpoint: int | None) -> None:
+        """Raise if keys cannot be restored: `Refused` without a store, `UnknownName` without that checkpoint, a `Stop`
+        if the records behind it are gone."""
+
+    def fence(self, stage: str, move: Move) -> None:
+        """Let nothing out any more that a lost instance says of a move's keys. Raises `Retry` until that is safe."""
+
+    def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
+        """Put what the store has of a fenced move's keys into its destination's inbox: the newest versions, or those of
+        a checkpoint. Raises a `Stop` if the store cannot be read: an older checkpoint may be whole."""
+
+    def checkpoints(self, stage: str) -> list[int]:
+        """The checkpoints that a stage's keys can be restored from, oldest first."""
 
     def place(self, stage: str, instances: list[str]) -> None:
         """Hear which instances a stage has: all of them."""

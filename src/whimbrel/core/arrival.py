@@ -45,12 +45,12 @@ class Receiver(msgspec.Struct):
         instance.scatter(parcel.move, key)
         return msgspec.structs.replace(luggage, state=b"".join(pieces))
 
-    def own(self, instance: Instance, move: Move, out: Emissions) -> None:
+    def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
         """The keys are ours for good."""
         instance.epochs.put(move.selection, move.epoch)
         del instance.moves.arrivals[move.id]
         part = (move.id, instance.name, instance.part, instance.parts)
-        out.notices.append(Opened(*part, move.selection, move.epoch))
+        out.notices.append(Opened(*part, move.selection, move.epoch, replayed, silent))
 
 
 class Arrival(Receiver, tag=True):

@@ -100,12 +100,15 @@ class Coordinator:
             planned.append(Migration(move, self.sites[owner], site))
         return planned
 
-    def plan_restore(self, lost: str, destination: str, id: str, **options: Any) -> Migration:
+    def plan_restore(
+        self, lost: str, destination: str, id: str, checkpoint: int | None = None, **options: Any
+    ) -> Migration:
         """What brings everything that a lost instance had, was sending or was to have, to another one. That may be
         nothing: then it is at least known to be lost, and what could be undone without it is.
 
         Raises, and changes nothing, if it cannot be done now: if several are lost, one may have to wait for another,
-        whose moves are in its way. Starting it ends the migrations that `ended_by` lists.
+        whose moves are in its way. Starting it ends the migrations that `ended_by` lists. `checkpoint`: from which one
+        the keys come, if not in their newest versions.
         """
         _check_options(PROTOCOLS["restore"], options)
         for name in (lost, destination):
@@ -137,7 +140,7 @@ class Coordinator:
             **options,
         )
         self._check_free(move)
-        return Migration(move, self.sites[lost], self.sites[destination])
+        return Migration(move, self.sites[lost], self.sites[destination], checkpoint=checkpoint)
 
     def _needs(self, migration: Migration, instance: str) -> bool:
         """Whether a migration cannot come to its end without an instance: not if it can be undone without it."""

@@ -298,6 +298,10 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     selection: Selection = Selection()
     epoch: int = 0
     """The epoch it speaks in."""
+    replayed: int = 0
+    """Of a restoration: how many records were applied again."""
+    silent: int = 0
+    """How many of those in silence, because their results were out."""
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):

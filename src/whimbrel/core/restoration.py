@@ -48,6 +48,9 @@ class Restoration(Receiver, kw_only=True, tag=True):
     cut: set[str] = set()
     ready: bool = False
     """Everything that the store has is here."""
+    replayed: int = 0
+    """Records that were applied again; and how many of those in silence."""
+    silent: int = 0
 
     @property
     def hurries(self) -> bool:
@@ -72,7 +75,11 @@ class Restoration(Receiver, kw_only=True, tag=True):
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
         """A record of a restored key; one that an earlier owner was sent says nothing here."""
         if record.epoch >= self.move.epoch:
-            instance._serve(record, out, self.silences(record))
+            known, silent = instance.duplicates, self.silences(record)
+            instance._serve(record, out, silent)
+            if instance.duplicates == known:
+                self.replayed += 1
+                self.silent += silent
 
     def note_tick(self, record: Record) -> None:
         """A tick has come: for other keys, or for those of the move that are here."""
@@ -97,7 +104,7 @@ class Restoration(Receiver, kw_only=True, tag=True):
         if kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
-                self.own(instance, self.move, out)
+                self.own(instance, self.move, out, self.replayed, self.silent)
                 instance.moves.ended.add(self.move.id)
         elif kind == Kind.ABORT:
             clear(instance, self.move)

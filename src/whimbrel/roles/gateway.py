@@ -21,8 +21,22 @@ from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.operator import uses_timers
-from whimbrel.core.record import Aborted, Closed, Evicted, Left, Notice, Opened, Parked, Ready, Result, Saved, Warm
-from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
+from whimbrel.core.protocols.machine import Loaded
+from whimbrel.core.record import (
+    Aborted,
+    Closed,
+    Evicted,
+    Left,
+    Move,
+    Notice,
+    Opened,
+    Parked,
+    Ready,
+    Result,
+    Saved,
+    Warm,
+)
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
@@ -35,6 +49,7 @@ from whimbrel.log.spool import Spool
 from whimbrel.outlet.outlet import Outlet, Watch
 from whimbrel.outlet.sinks import Sink, StageSink
 from whimbrel.pipeline import Pipeline, Stage
+from whimbrel.roles.restoring import Restoring, no_store
 from whimbrel.site.status import told
 
 if TYPE_CHECKING:
@@ -80,6 +95,8 @@ class StageFlow:
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
+        self.restoring: Restoring | None = None
+        """If there is a central store."""
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -258,9 +275,25 @@ class GatewayRole:
 
     # ── What the orchestrator asks ───────────────────────────────────────────────────────────────────────────────
 
-    def command(self, stage: str, command: Begin | Cutover | Abort) -> None:
+    def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:
         """Give a command its place between a stage's records."""
         self._flow(stage).gateway.command(command)
+
+    def check_restore(self, stage: str, checkpoint: int | None) -> None:
+        """Raise if keys of a stage cannot be restored."""
+        self._restoring(stage).since(checkpoint)
+
+    def fence(self, stage: str, move: Move) -> None:
+        """Let nothing out any more that a lost instance says of a move's keys."""
+        self._restoring(stage).fence(move)
+
+    def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
+        """Put what the store has of a fenced move's keys into its destination's inbox."""
+        return self._restoring(stage).load(move, checkpoint)
+
+    def checkpoints(self, stage: str) -> list[int]:
+        """The checkpoints that a stage's keys can be restored from, oldest first."""
+        return self._restoring(stage).checkpoints()
 
     def place(self, stage: str, instances: list[str]) -> None:
         """Hear which instances a stage has: all of them."""
@@ -302,6 +335,12 @@ class GatewayRole:
         if stage not in self.flows:
             raise UnknownName("stage", stage, list(self.flows))
         return self.flows[stage]
+
+    def _restoring(self, stage: str) -> Restoring:
+        found = self._flow(stage).restoring
+        if found is None:
+            raise no_store()
+        return found
 
 
 def store_at(url: str | None, save_every: float) -> CentralStore | None:

@@ -180,6 +180,11 @@ class Migration(msgspec.Struct):
     plan: str = ""
     turn: int = 0
     """It begins when all migrations of its plan with an earlier turn are done."""
+    checkpoint: int | None = None
+    """Of a restoration: from which checkpoint the keys come; None: their newest versions."""
+    replayed: int = 0
+    silent: int = 0
+    """How many records its destination has applied again, and how many of those in silence."""
     since: dict[str, int] | None = None
     """Of a restoration: from where on the routers read their logs again."""
     ended_by: str = ""
@@ -327,4 +332,6 @@ def _tell(event: Event) -> str:
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
     if isinstance(event, (Abandoned, Failed)):
         return f"{name}: {event.reason}"
+    if isinstance(event, Loaded):
+        return f"{name} {event.keys} keys, {event.size} bytes"
     return name

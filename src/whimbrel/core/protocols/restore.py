@@ -111,6 +111,9 @@ def _go_on(migration: Migration) -> Answer:
 
 def opened(migration: Migration, event: Opened) -> Answer:
     """A part of the destination has applied all that was replayed."""
+    if not migration.has_heard_part(event):
+        migration.replayed += event.replayed
+        migration.silent += event.silent
     return (DONE if migration.hear(event) else REPLAYING), []
 
 

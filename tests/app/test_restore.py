@@ -1,0 +1,195 @@
+"""Restorations as the orchestrator carries them out: each command in its phase, from the journal, again if need be.
+
+No Spark: gateway and journal are real, the store is a dictionary, and what instances say is written by hand.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.app.test_orchestrator import House
+from tests.app.waiting import until
+from whimbrel.control.orchestrator import RestoreOrder
+from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Unavailable
+from whimbrel.core.protocols.machine import Loaded, Migration
+from whimbrel.core.record import Aborted, Evicted, Move, Opened, Ready
+from whimbrel.core.router import NOBODY
+from whimbrel.log.contract import Lane
+
+READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
+OPENED = [Opened("m1", "s-2", part, 2, replayed=5, silent=3) for part in range(2)]
+GONE = [Evicted("m1", "s-1", part, 2) for part in range(2)]
+
+
+class Saved(House):
+    """A house with a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fences: list[str] = []
+        self.loads: list[tuple[str, int | None]] = []
+        self.unfenced: list[Exception] = []
+        self.unloaded: list[Exception] = []
+        """What the next calls raise."""
+        super().__init__(folder)
+
+    def ports(self) -> Any:
+        return SimpleNamespace(**vars(super().ports()), fence=self.fence, load=self.load)
+
+    def fence(self, stage: str, move: Move) -> None:
+        if self.unfenced:
+            raise self.unfenced.pop(0)
+        self.fences.append(move.id)
+
+    def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
+        if self.unloaded:
+            raise self.unloaded.pop(0)
+        self.loads.append((move.id, checkpoint))
+        return Loaded({"gateway": 0}, 7, 700)
+
+    def restore(self, lost: str = "s-1", to: str = "s-2", checkpoint: int | None = None) -> Migration:
+        (id,) = self.orchestrator.order([RestoreOrder("s", lost, to, checkpoint)], 60.0, ["edge is dead"])
+        return self.coordinator.migrations[id]
+
+    def await_phase(self, phase: str, id: str = "m1") -> None:
+        until(lambda: self.phase(id) == phase, f"{id} is {phase}, not {self.phase(id)}")
+
+
+@pytest.fixture(autouse=True)
+def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[Saved]:
+    house = Saved(tmp_path)
+    yield house
+    house.end()
+
+
+def tell(house: Saved, *notices: Any) -> None:
+    for notice in notices:
+        house.orchestrator.hear("s", notice)
+
+
+def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: Saved) -> None:
+    house.gateway.ingest([("a", (1,), None), ("b", (2,), None)], "source", 0)
+    migration = house.restore(checkpoint=4)
+    until(lambda: house.loads == [("m1", 4)], "loaded")
+    assert house.said("s-1") == ["DATA", "DATA", "DISCARD"]
+    assert house.gateway.router.owners() == {NOBODY}
+    tell(house, *READY)
+    house.wait_for("DATA", "DATA", "CUTOVER", inbox="s-2")
+    tell(house, *OPENED, *OPENED)
+    assert migration.phase == "done"
+    assert (migration.keys, migration.state_bytes, migration.checkpoint) == (7, 700, 4)
+    assert (migration.replayed, migration.silent) == (10, 6)
+    assert house.coordinator.table.owners["a"] == "s-2"
+    assert house.coordinator.lost() == {"s-1"}
+    tell(house, *GONE)
+    assert house.coordinator.lost() == set()
+    told = [f"{line.phase}: {line.event}" for line in migration.story]
+    assert told[:4] == [
+        "ordered: edge is dead",
+        "ordered: Ordered",
+        "fencing: Fenced",
+        "loading: Loaded 7 keys, 700 bytes",
+    ]
+    assert house.fences == ["m1"]
+
+
+@pytest.mark.parametrize("died", ["fencing", "loading", "replaying", "done"])
+def test_whoever_starts_from_the_journal_says_again_what_its_phase_asks_for(house: Saved, died: str) -> None:
+    house.gateway.ingest([("a", (1,), None)], "source", 0)
+    if died == "fencing":
+        house.unfenced = [Retry("not yet") for _ in range(10_000)]
+    house.restore()
+    steps: dict[str, Callable[[], None]] = {
+        "fencing": lambda: None,
+        "loading": lambda: until(lambda: house.loads, "loaded"),
+        "replaying": lambda: tell(house, *READY),
+        "done": lambda: tell(house, *OPENED),
+    }
+    for phase, step in steps.items():
+        if phase == "done":
+            house.wait_for("DATA", "CUTOVER", inbox="s-2")
+        step()
+        house.await_phase(phase)
+        if phase == died:
+            break
+    house.orchestrator.stop()
+    house.unfenced, fences, loads = [], len(house.fences), len(house.loads)
+    house.restart()
+    if died == "fencing":
+        house.await_phase("loading")
+    if died in ("fencing", "loading"):
+        until(lambda: len(house.loads) == loads + 1, "it is loaded again")
+    assert len(house.fences) == fences + (died == "fencing")
+    tell(house, *READY, *OPENED)
+    house.await_phase("done")
+    house.wait_for("DATA", "CUTOVER", inbox="s-2")
+    assert house.coordinator.table.owners["a"] == "s-2"
+    assert house.coordinator.migrations["m1"].replayed == 10
+
+
+def test_what_is_not_there_is_asked_again(house: Saved) -> None:
+    house.unfenced, house.unloaded = [Retry("not committed yet")], [Unavailable("the store is away")]
+    house.restore()
+    until(lambda: house.loads == [("m1", None)], "loaded in the end")
+    assert house.orchestrator.error is None
+
+
+@pytest.mark.parametrize("error", [Corrupt("the checksum does not fit"), Refused("no such checkpoint")])
+def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epoch_of_its_own(
+    house: Saved, error: Exception
+) -> None:
+    house.unloaded = [error]
+    migration = house.restore()
+    until(lambda: migration.phase == "aborted", "aborted")
+    assert str(error) in str(migration.reason)
+    assert house.orchestrator.spoilt == {"s": {None}}
+    assert house.orchestrator.error is None
+    assert house.coordinator.interrupted() == ["s-1"]
+    until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "the destination is told")
+    with pytest.raises(Conflict):
+        house.restore(checkpoint=3)  # the destination has not dropped yet what it may have been sent
+    tell(house, *(Aborted("m1", "s-2", part, 2) for part in range(2)))
+    second = house.restore(checkpoint=3)
+    assert second.move.epoch == migration.move.epoch + 1
+    until(lambda: house.loads == [("m2", 3)], "loaded")
+
+
+def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Saved) -> None:
+    house.migrate("push")
+    house.wait_for("BEGIN")
+    restoration = house.restore()
+    assert restoration.move.ends == {"m1"}
+    ended = {m.move.id: m for m in house.journal.migrations()}["m1"]
+    assert (ended.phase, ended.ended_by) == ("aborted", "m2")
+    house.restart()
+    assert house.coordinator.migrations["m1"].ended_by == "m2"
+    assert house.phase("m2") != "aborted"
+
+
+def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.migrate("push")
+    house.wait_for("BEGIN")
+    owners, before = house.coordinator.table.owners.dump(), house.phase()
+
+    def full(*statements: Any) -> None:
+        raise Unavailable("the journal cannot be written: disk full") from sqlite3.OperationalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.journal, "_execute", full)
+        with pytest.raises(Unavailable, match="disk full"):
+            house.restore()
+    assert (house.phase(), house.coordinator.table.owners.dump()) == (before, owners)
+    assert house.coordinator.lost() == set()
+    assert not house.fences
+    house.restore()
+    until(lambda: house.fences == ["m2"], "the next one is done")
