@@ -466,6 +466,17 @@ def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinat
     assert again.lost() == {"a"}
 
 
+def test_who_has_dropped_its_keys_is_back_though_nobody_had_heard_of_the_first_attempt(
+    coordinator: Coordinator,
+) -> None:
+    restore(coordinator, "a", "b")
+    coordinator.handle("r1", Abandoned("b is dead"))
+    restored(coordinator, restore(coordinator, "a", "c", "r2"))
+    assert coordinator.lost() == {"a"}
+    coordinator.handle("r2", Evicted("r2", "a", 0, 1))
+    assert coordinator.lost() == set()
+
+
 def test_restore_is_not_ordered_as_a_move(coordinator: Coordinator) -> None:
     with pytest.raises(Refused, match="a lost instance had"):
         coordinator.plan([(K, "b")], "edge-1", "restore", "m1")

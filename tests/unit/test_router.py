@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.unit.records import data, move, switching
@@ -363,6 +364,14 @@ def test_keys_that_are_fenced_belong_to_nobody(router: Router) -> None:
     assert router.owners() == {"a", NOBODY}
     assert set(router.tick(5, 0, 0)) == {"a"}
     assert router.snapshot() is not None
+
+
+def test_a_fence_that_comes_behind_a_later_one_changes_nothing(router: Router) -> None:
+    second = msgspec.structs.replace(LOST, id="r2", epoch=4)
+    order(router, Fence(second))
+    order(router, Restore(second, {"r": 0}))
+    assert order(router, Fence(LOST)) == {}
+    assert send(router, "x") == {"b": ["x/4"]}
 
 
 @pytest.mark.parametrize("begun", [LIVE, HOLD, PUSH])

@@ -158,16 +158,28 @@ class Coordinator:
             return False
         return migration.has_begun and not all(migration.has_heard(Evicted, name) for name in move.parties)
 
+    def hangs_on(self, instance: str) -> bool:
+        """Whether keys, or a migration that cannot be undone without it, would be lost with an instance."""
+        owners = self.table.owners
+        owns = instance in owners.by_bin or instance in owners.by_key.values()
+        return owns or any(self._needs(migration, instance) for migration in list(self.migrations.values()))
+
     def lost(self) -> set[str]:
         """Instances that are being restored elsewhere, or have been and have not come back since."""
-        begun = [m for m in self.migrations.values() if m.move.protocol == "restore" and m.has_begun]
-        away = {m.move.source for m in begun if not m.has_heard(Evicted, m.move.source)}
-        return away.union(self.interrupted()) if begun else away
+        # The last attempt counts: an earlier one may have been abandoned before anybody had heard of it.
+        last = self._last_attempts()
+        away = {name for name, migration in last.items() if not migration.has_heard(Evicted, name)}
+        return away.union(self.interrupted()) if last else away
 
     def interrupted(self) -> list[str]:
         """Lost instances whose keys nobody restores: an attempt was abandoned."""
-        last = {m.move.source: m for m in self.migrations.values() if m.move.protocol == "restore" and m.has_begun}
+        last = self._last_attempts()
         return [name for name, migration in last.items() if migration.phase == ABORTED and self._is_orphaned(migration)]
+
+    def _last_attempts(self) -> dict[str, Migration]:
+        """By lost instance: the last restoration that has begun."""
+        found = list(self.migrations.values())
+        return {m.move.source: m for m in found if m.move.protocol == "restore" and m.has_begun}
 
     def _is_orphaned(self, restoration: Migration) -> bool:
         """Whether its keys are still as it has claimed them."""

@@ -213,6 +213,8 @@ class Router:
         if move.id in self.fenced:
             return {}
         self.fenced.add(move.id)
+        if max(self.table.epochs.values(move.selection), default=0) >= move.epoch:
+            return {}  # late: it was abandoned, and another attempt has been here
         for id in move.ends:
             self._finish(id)
             self.held.pop(id, None)
