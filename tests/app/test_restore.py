@@ -152,7 +152,7 @@ def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epo
     migration = house.restore()
     until(lambda: migration.phase == "aborted", "aborted")
     assert str(error) in str(migration.reason)
-    assert house.orchestrator.spoilt == {"s": {None}}
+    assert house.orchestrator.spoilt == {"m1"}
     assert house.orchestrator.error is None
     assert house.coordinator.interrupted() == ["s-1"]
     until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "the destination is told")

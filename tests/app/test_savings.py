@@ -53,12 +53,10 @@ class Sum(wb.Operator):
 
 
 class Hand:
-    """The instance sum-1 as Spark would run it: batch by batch, each one known by its number."""
+    """An instance as Spark would run it: batch by batch, each one known by its number."""
 
-    name = "sum-1"
-
-    def __init__(self, logs: Logs) -> None:
-        self.logs = logs
+    def __init__(self, logs: Logs, name: str = "sum-1") -> None:
+        self.logs, self.name = logs, name
         self.batches: list[tuple[int, int]] = []
         """Where each batch ends, in both lanes of the inbox."""
         self.blobs: list[list[bytes]] = [[] for _ in range(PARTS)]

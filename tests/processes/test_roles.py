@@ -181,12 +181,12 @@ def test_a_site_that_nobody_named_is_not_heard(house: House) -> None:
 
 
 def test_what_moves_to_a_site_that_died_is_called_off_and_status_says_so(house: House) -> None:
-    house.dead = 1.0
+    house.dead = 3.0
     orchestrator = house.begin()
     house.open()
+    until(lambda: orchestrator.control.status()["processes"]["gateway"]["state"] == "alive", "the gateway is heard")
     house.beat("cloud")
     house.beat("edge-1")
-    until(lambda: orchestrator.control.status()["processes"]["gateway"]["state"] == "alive", "the gateway is heard")
     (id,) = orchestrator.control.migrate("count", to="edge-1").ids
 
     def is_over() -> bool:

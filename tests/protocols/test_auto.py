@@ -30,19 +30,39 @@ def seen(**changes: object) -> Situation:
         (seen(backlog=400_000, is_warm=True), Limits(), "replicate"),
         (seen(rate=50_000, link=SLOW), Limits(bytes=6 << 20), "push"),
         (seen(is_whole=True), Limits(), "live"),
+        (seen(is_whole=True, unsaved=5_000), Limits(), "live"),
+        (seen(state_bytes=1 << 30, link=SLOW, is_whole=True, unsaved=5_000), Limits(), "restore"),
+        (seen(state_bytes=1 << 30, link=SLOW, is_whole=True, unsaved=5_000_000), Limits(), "live"),
+        (seen(state_bytes=1 << 30, link=SLOW, is_whole=True, unsaved=5_000), Limits(stoppage_ms=500), "live"),
+        (seen(is_cut=True, is_whole=True, unsaved=5_000), Limits(), "restore"),
+        (seen(source_runs=False, is_whole=True, unsaved=5_000), Limits(), "restore"),
     ],
-    ids=["calm", "a slow link", "much state", "a spike", "a warm standby", "few bytes", "a whole instance"],
+    ids=[
+        "calm",
+        "a slow link",
+        "much state",
+        "a spike",
+        "a warm standby",
+        "few bytes",
+        "a whole instance",
+        "saved",
+        "saved, and a link that is too slow for the state",
+        "the same, but too much to apply again",
+        "the same, but nobody may wait",
+        "saved, and the link is cut",
+        "saved, and the source is gone",
+    ],
 )
 def test_it_takes_what_costs_least(situation: Situation, limits: Limits, taken: str) -> None:
     protocol, why = choose(situation, limits)
     assert protocol == taken
-    assert len(why) == 1 + len(PROTOCOLS) - 1, "what it saw, what it takes, and what it left"
+    assert len(why) == 1 + len(PROTOCOLS), "what it saw, what it takes, and what it left"
     assert f"{situation.keys:,} keys" in why[0]
     assert why[1].startswith(f"auto takes {taken}: ")
 
 
 def test_every_protocol_is_weighed_once() -> None:
-    assert sorted(estimate.protocol for estimate in estimates(CALM)) == sorted(PROTOCOLS.keys() - {"restore"})
+    assert sorted(estimate.protocol for estimate in estimates(CALM)) == sorted(PROTOCOLS)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +83,16 @@ def test_a_limit_that_nothing_keeps_is_named() -> None:
         choose(CALM, Limits(duration_ms=1))
 
 
-def test_a_restart_is_possible_for_a_whole_instance_only() -> None:
-    unfit = {estimate.protocol: estimate.unfit for estimate in estimates(CALM)}
-    assert unfit["restart"] == "it moves whole instances only"
-    assert {name for name, reason in unfit.items() if reason} == {"restart"}
-    assert not any(estimate.unfit for estimate in estimates(seen(is_whole=True)))
+def unfit(situation: Situation) -> dict[str, str]:
+    return {estimate.protocol: estimate.unfit for estimate in estimates(situation) if estimate.unfit}
+
+
+def test_some_are_possible_for_a_whole_instance_only_or_with_a_store() -> None:
+    alone, saved = "it moves whole instances only", "there is no central store"
+    assert unfit(CALM) == {"restart": alone, "restore": saved}
+    assert unfit(seen(unsaved=0)) == {"restart": alone, "restore": alone}
+    assert unfit(seen(is_whole=True)) == {"restore": saved}
+    assert unfit(seen(is_whole=True, unsaved=0)) == {}
 
 
 @pytest.mark.parametrize("worse", [{"state_bytes": 1 << 30}, {"backlog": 10**6}, {"batch_ms": 5000}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,11 +239,28 @@ def test_an_instance_saves_when_it_is_told_to(tmp_path: Path, asking: wb.Client)
             client.save("count-9")
 
 
-def test_what_cannot_be_done_with_an_instance_yet_is_refused_with_a_way_out(asking: wb.Client) -> None:
-    with pytest.raises(wb.Refused, match="protocol='restart'"):
-        asking.invoke("count-1", "edge-1")
-    with pytest.raises(wb.Refused, match="drain cloud, or scale"):
-        asking.detach("count-1")
+def test_nothing_is_restored_without_a_store(asking: wb.Client) -> None:
+    for ask in (
+        partial(asking.invoke, "count-1", "edge-1"),
+        partial(asking.invoke, "count-1", "cloud", 4),
+        partial(asking.migrate, "count", to="edge-1", protocol="restore"),
+        partial(asking.migrate, "count", to="edge-1", protocol="restore", from_checkpoint=4),
+        partial(asking.drain, "cloud", protocol="restore"),
+    ):
+        with pytest.raises(wb.Refused, match="there is no central store"):
+            ask()
+    with pytest.raises(wb.UnknownName, match="unknown instance 'count-9'"):
+        asking.invoke("count-9", "edge-1")
+
+
+def test_an_instance_that_is_detached_gives_its_keys_to_the_others_and_leaves(house: House, client: wb.Client) -> None:
+    handle = client.detach("count-1")
+    ends = {(move.source, move.destination, move.protocol) for move in handle.migrations}
+    assert ends == {("count-1", "count-2", "live"), ("count-1", "count-3", "live")}
+    with pytest.raises(Conflict, match="is leaving"):
+        client.pause("count-1")
+    with pytest.raises(wb.UnknownName, match="unknown instance 'count-9'"):
+        client.detach("count-9")
 
 
 def test_an_instance_that_is_relocated_cannot_be_paused(

@@ -34,6 +34,8 @@ Store = Annotated[str | None, typer.Option(help="Where states are saved: a direc
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two savings.")]
 Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
 Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
+NoRestore = Annotated[bool, typer.Option("--no-restore", help="Restore nothing by itself when a site is dead.")]
+RestoreTo = Annotated[str | None, typer.Option(help="The sites where it may be restored: a,b. Else at any other.")]
 Port = Annotated[int, typer.Option(help="Where it takes orders by HTTP; 0: any free port.")]
 Url = Annotated[str | None, typer.Option("--orchestrator", help="Where the orchestrator is, if not on this machine.")]
 Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
@@ -51,6 +53,8 @@ def orchestrator(
     save_every: SaveEvery = SAVE_EVERY,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
+    no_restore: NoRestore = False,
+    restore_to: RestoreTo = None,
     port: Port = 0,
     until_input_ends: Child = False,
 ) -> None:
@@ -60,7 +64,16 @@ def orchestrator(
     """
     deployment = Deployment(_names(sites), links, trigger, keep, max_backlog, _address(store), save_every)
     _live(
-        lambda: OrchestratorProcess(load_job(job), data, deployment, port=port, suspect=suspect, dead=dead),
+        lambda: OrchestratorProcess(
+            load_job(job),
+            data,
+            deployment,
+            port=port,
+            suspect=suspect,
+            dead=dead,
+            restores=not no_restore,
+            restore_to=_names(restore_to) if restore_to else (),
+        ),
         until_input_ends,
     )
 
@@ -99,6 +112,8 @@ def up(
     save_every: SaveEvery = SAVE_EVERY,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
+    no_restore: NoRestore = False,
+    restore_to: RestoreTo = None,
     port: Port = 0,
     until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
 ) -> None:
@@ -113,6 +128,7 @@ def up(
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
     settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port), *(["--keep"] if keep else [])]
     settings += ["--save-every", str(save_every), *(["--store", store] if store is not None else [])]
+    settings += [*(["--no-restore"] if no_restore else []), *(["--restore-to", restore_to] if restore_to else [])]
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
     commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}

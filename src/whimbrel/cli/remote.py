@@ -36,7 +36,10 @@ Certificate = Annotated[
     Path | None, typer.Option(envvar="WHIMBREL_CERTIFICATE", help="A PEM file to trust, if the API speaks TLS.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Also write it here.")]
-Protocol = Annotated[str, typer.Option(help=f"{', '.join(PROTOCOLS)}, or auto.")]
+Protocol = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(PROTOCOLS)}, or auto. If not given: live, or restore what lies at a dead site."),
+]
 Deadline = Annotated[float, typer.Option(help="Seconds after which what can still be undone is called off.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end, and report; or only order it.")]
 
@@ -158,7 +161,8 @@ def migrate(
     bins: Annotated[str | None, typer.Option(help="These bins: 0-511,600.")] = None,
     share: Annotated[float | None, typer.Option(help="A share of what lies elsewhere: 0.5.")] = None,
     at: Annotated[str | None, typer.Option(help="Only of what lies at this site.")] = None,
-    protocol: Protocol = "live",
+    protocol: Protocol = None,
+    from_checkpoint: Annotated[int | None, typer.Option(help="Restore from this checkpoint, not the newest.")] = None,
     deadline: Deadline = DEADLINE,
     option: Annotated[
         list[str] | None, typer.Option(help="Of the protocol: order=key, step=16, plan=plan.json, max_stoppage_ms=500.")
@@ -185,6 +189,7 @@ def migrate(
             share=share,
             at=at,
             protocol=protocol,
+            from_checkpoint=from_checkpoint,
             deadline=deadline,
             **dict(map(_option, option or [])),
         )
@@ -194,7 +199,7 @@ def migrate(
 def drain(
     site: Annotated[str, typer.Argument(help="The site to empty.")],
     to: Annotated[str | None, typer.Option(help="The sites that take it all: edge-1,edge-2. Else all others.")] = None,
-    protocol: Protocol = "live",
+    protocol: Protocol = None,
     deadline: Deadline = DEADLINE,
     wait: Wait = True,
     url: Url = None,

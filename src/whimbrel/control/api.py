@@ -264,16 +264,14 @@ def _instances(orders: Orders, once: Once) -> APIRouter:
         return orders.state(instance)
 
     @router.post("/invoke")
-    def invoke(instance: str, body: Invoke, request: Named) -> InstanceStatus:
-        """Start an instance from saved state."""
-        once.tell(request, lambda: orders.invoke(instance, body.site, body.checkpoint))
-        return orders.state(instance)
+    def invoke(instance: str, body: Invoke, request: Named) -> Receipt:
+        """Let an instance at a site go on with what this one had, from saved state."""
+        return once.order(request, lambda: orders.invoke(instance, body.site, body.checkpoint, request=request))
 
     @router.post("/detach")
     def detach(instance: str, request: Named) -> Receipt:
         """Take an instance out of its stage."""
-        once.tell(request, lambda: orders.detach(instance))
-        return Receipt()
+        return once.order(request, lambda: orders.detach(instance, request=request))
 
     return router
 

@@ -36,7 +36,7 @@ class Body(BaseModel):
 class Moving(Body):
     """What every order may say about how keys move."""
 
-    protocol: Name = "live"
+    protocol: Name | None = None
     deadline: Seconds | None = None
     budget: Bytes | None = None
     chunk: Bytes | None = None
@@ -58,6 +58,7 @@ class Migrate(Moving):
     share: Share | None = None
     at: Name | None = None
     standby: bool | None = None
+    from_checkpoint: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     max_stoppage_ms: Limit | None = None
     max_duration_ms: Limit | None = None
     max_bytes: Limit | None = None

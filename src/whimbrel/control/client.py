@@ -158,14 +158,14 @@ class Client:
         """
         return self._post(Checkpoint, "instances", instance, "checkpoint")
 
-    def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> InstanceStatus:
-        """Start an instance at a site from state that was saved."""
-        body = {"site": site} if checkpoint is None else {"site": site, "checkpoint": checkpoint}
-        return self._post(InstanceStatus, "instances", instance, "invoke", body=body)
+    def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> RemoteHandle:
+        """Let an instance at a site go on with what this one had, from state that was saved: the newest, or that of a
+        checkpoint."""
+        return self._order(["instances", instance, "invoke"], {"site": site, "checkpoint": checkpoint})
 
-    def detach(self, instance: str) -> None:
-        """Take an instance out of its stage."""
-        self._post(Receipt, "instances", instance, "detach")
+    def detach(self, instance: str) -> RemoteHandle:
+        """Take an instance out of its stage: others get its keys, then it stops."""
+        return self._order(["instances", instance, "detach"], {})
 
     # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 

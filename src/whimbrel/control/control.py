@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whimbrel.control.draining import drained
+from whimbrel.control.draining import detached, drained
 from whimbrel.control.handle import Handle
 from whimbrel.control.instances import Instances
 from whimbrel.control.journal import Journal
-from whimbrel.control.orchestrator import DEADLINE, Orchestrator
+from whimbrel.control.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
 from whimbrel.control.orders import Request
 from whimbrel.control.plan import read_plan
 from whimbrel.control.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.control.stage import Reach, Shape, StageControl
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Refused, Retry, UnknownName
+from whimbrel.core.errors import Conflict, Refused, Retry, Unavailable, UnknownName
+from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
 from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready, Warm
@@ -56,7 +57,7 @@ class Control:
         """`shapes`: of the stages, in their order."""
         self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
         self.sites = sites
-        self._reach = Reach(sites, gateway, logs, links_of(list(sites), links))
+        self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
         self._servers: list[ApiServer] = []
         self._placing = threading.Lock()
         self._told: dict[str, dict[str, str]] = {}
@@ -83,7 +84,8 @@ class Control:
         bins: Iterable[int] | None = None,
         share: float | None = None,
         at: str | None = None,
-        protocol: str = "live",
+        protocol: str | None = None,
+        from_checkpoint: int | None = None,
         deadline: float = DEADLINE,
         budget: int | None = None,
         request: Request | None = None,
@@ -92,16 +94,23 @@ class Control:
         """Move keys of a stage to a site, while it runs.
 
         Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
-        what lies at that site. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
-        tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or another
-        migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
-        not given, no more than the link carries. `request`: journalled as answered, together with what it orders.
+        what lies at that site. How: `protocol`, `live` if none is given; what lies at a dead site is restored from the
+        central store, if the protocol is `restore`, `auto` or not given: from the newest versions, or from the
+        checkpoint of that number. `options` are those of the protocol (docs/protocols). Returns at once; the handle
+        waits, tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or
+        another migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one
+        batch; if not given, no more than the link carries. `request`: journalled as answered, together with what it
+        orders.
         """
         control = self.stage_for(stage, (to, at), protocol, deadline, budget)
+        self.check_alive(to)
         selection = control.select(keys, bins, share, to, at)
-        why: list[str] = []
-        if protocol == "auto":
+        lost, why = self._lost(control, selection, to, protocol, from_checkpoint)
+        if protocol == "auto" and lost != control.sources(selection, to):
             standby, protocol, why = control.choose(selection, to, _limits(options))
+            if protocol == "restore":
+                lost = control.sources(selection, to)
+                control.check_whole(lost, selection)
             if standby is not None:
                 handle = Handle(self.orchestrator, stage, [standby], why).take_over()
                 if request is not None:
@@ -109,9 +118,56 @@ class Control:
                 return handle
         options = read_plan(options) | {"budget": control.budget(to, at) if budget is None else budget}
         with control.instances.staying(to, control.counts()) as there:
-            wanted = [(selection, there[0])] if protocol == "restart" else control.spread(selection, to, there)
-            ids = self.orchestrator.migrate(stage, wanted, to, protocol, deadline, why, request, **options)
+            orders: list[Order | RestoreOrder] = []
+            if lost:
+                self.check_restore(stage, from_checkpoint)
+                given = options if protocol == "restore" else {}
+                orders += control.restorations(lost, there, from_checkpoint, **given)
+            if len(lost) < len(control.sources(selection, to)) or not lost:
+                taken = "live" if protocol in (None, "restore") else protocol
+                whole = [(selection, there[0])] if taken == "restart" else None
+                wanted = whole or control.spread(selection, to, there, lost)
+                orders.append(Order(stage, wanted, to, taken, options))
+            ids = self.orchestrator.order(orders, deadline, why, request)
         return Handle(self.orchestrator, stage, ids, why)
+
+    def _lost(
+        self, control: StageControl, selection: Selection, to: str, protocol: str | None, checkpoint: int | None
+    ) -> tuple[list[str], list[str]]:
+        """Whose keys a migration brings out of the store, and why. Raises if that is not what was asked for."""
+        if protocol == "restore":
+            lost, why = control.sources(selection, to), list[str]()
+        else:
+            lost = control.missing(selection, to)
+            why = [f"{name} at {control.coordinator.sites[name]} is gone: its keys are restored" for name in lost]
+        if lost and protocol not in (None, "auto", "restore"):
+            raise Unavailable(
+                f"{lost[0]} at {control.coordinator.sites[lost[0]]} is gone, and cannot give its keys by {protocol}; "
+                "wait for it, or restore them from the central store: protocol='restore'"
+            )
+        if checkpoint is not None and not lost:
+            raise Refused(
+                "nothing is restored here, so no checkpoint is needed; leave it out, or use protocol='restore'"
+            )
+        control.check_whole(lost, selection)
+        return lost, why
+
+    def check_restore(self, stage: str, checkpoint: int | None) -> None:
+        """Raise if keys of a stage cannot be restored."""
+        self._reach.gateway.check_restore(stage, checkpoint)
+
+    def checkpoints(self, stage: str) -> list[int]:
+        """The checkpoints that keys of a stage can be restored from, oldest first."""
+        return self._reach.gateway.checkpoints(stage)
+
+    def is_dead(self, site: str) -> bool:
+        """Whether a site is thought dead. In one process none ever is."""
+        return False
+
+    def check_alive(self, site: str) -> None:
+        """Raise if keys cannot go to a site."""
+        if self.is_dead(site):
+            raise Unavailable(f"site {site} is dead; choose another one, or wait until it is back")
 
     def scale(
         self,
@@ -140,6 +196,7 @@ class Control:
             )
         if protocol in ("restart", "auto"):
             raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
+        self.check_alive(at)
         here, owners = control.instances.at(at), control.coordinator.table.owners
         for migration in list(control.coordinator.migrations.values()):
             if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
@@ -159,7 +216,7 @@ class Control:
         site: str,
         *,
         to: Iterable[str] | None = None,
-        protocol: str = "live",
+        protocol: str | None = None,
         deadline: float = DEADLINE,
         budget: int | None = None,
         request: Request | None = None,
@@ -167,8 +224,9 @@ class Control:
     ) -> dict[str, Handle]:
         """Move everything away from a site, while it runs: to these sites, or all others, each key to who has least.
 
-        Returns a handle for each stage that has something there. Raises, and changes nothing, as `migrate` does, or if
-        a migration brings keys to the site. The site's instances stay, with nothing.
+        Returns a handle for each stage that has something there. What lies at a dead site is restored, as in `migrate`:
+        each instance's keys at one other. Raises, and changes nothing, as `migrate` does, or if a migration brings keys
+        to the site. The site's instances stay, with nothing.
         """
         orders = drained(self, site, to, protocol, deadline, budget, read_plan(options))
         ids = self.orchestrator.order(orders, deadline, request=request)
@@ -176,6 +234,51 @@ class Control:
         for name, found in stages.items():
             found += [id for id in ids if id in self.stages[name].coordinator.migrations]
         return {name: Handle(self.orchestrator, name, found) for name, found in stages.items() if found}
+
+    def invoke(
+        self,
+        instance: str,
+        site: str,
+        checkpoint: int | None = None,
+        *,
+        deadline: float = DEADLINE,
+        request: Request | None = None,
+    ) -> Handle:
+        """Let an instance at a site go on with all that this one had, as the central store has it: in the newest
+        versions, or those of a checkpoint. At its own site another one is started for that.
+
+        Whether it still runs makes no difference: its epochs are closed, and it drops its keys. The handle is that of
+        `migrate`, with protocol `restore`. Raises, and changes nothing, as `migrate` does.
+        """
+        control = self.stage_for(self.stage_with(instance).name, (site,), None, deadline, None)
+        self.check_alive(site)
+        self.check_restore(control.name, checkpoint)
+        here = [name for name in control.instances.at(site) if name not in control.instances.leaving]
+        count = None if {*here} - {instance} - control.coordinator.lost() else len(here) + 1
+        with control.instances.staying(site, control.counts(), count) as there:
+            orders = control.restorations([instance], [name for name in there if name != instance], checkpoint)
+            ids = self.orchestrator.order(orders, deadline, request=request)
+        return Handle(self.orchestrator, control.name, ids)
+
+    def detach(self, instance: str, *, deadline: float = DEADLINE, request: Request | None = None) -> Handle:
+        """Take an instance out of its stage: its keys go to the others at its site, or else to all others, and it stops
+        when it has nothing any more. What was at a dead site is restored.
+
+        The handle is that of `migrate`. Raises, and changes nothing, as `migrate` does, or if it is the only one.
+        """
+        control = self.stage_for(self.stage_with(instance).name, (), None, deadline, None)
+        orders = detached(self, control, instance)
+        with control.instances.parting(instance):
+            ids = self.orchestrator.order(orders, deadline, request=request)
+        return Handle(self.orchestrator, control.name, ids)
+
+    def stage_with(self, instance: str) -> StageControl:
+        """The stage that an instance belongs to."""
+        for control in self.stages.values():
+            if instance in control.coordinator.sites:
+                return control
+        known = [name for control in self.stages.values() for name in list(control.coordinator.sites)]
+        raise UnknownName("instance", instance, known)
 
     def serve(
         self,
@@ -203,7 +306,7 @@ class Control:
             yield server.stop
 
     def stage_for(
-        self, stage: str, sites: Iterable[str | None], protocol: str, deadline: float, budget: int | None
+        self, stage: str, sites: Iterable[str | None], protocol: str | None, deadline: float, budget: int | None
     ) -> StageControl:
         """The stage of an order, if the order makes sense."""
         if stage not in self.stages:
@@ -211,7 +314,7 @@ class Control:
         for site in filter(None, sites):
             if site not in self.sites:
                 raise UnknownName("site", site, list(self.sites))
-        if protocol != "auto":
+        if protocol is not None and protocol != "auto":
             protocol_named(protocol)
         if deadline <= 0 or (budget is not None and budget < 1):
             raise Refused(
@@ -275,9 +378,14 @@ class Control:
         # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
         return (
             not moving
-            and all(site.is_idle() for site in self.sites.values())
+            and all(site.is_idle() for name, site in self.sites.items() if not self._is_given_up(name))
             and all(control.is_drained for control in self.stages.values())
         )
+
+    def _is_given_up(self, site: str) -> bool:
+        """Whether a site is dead, and nobody waits for what it has: its keys are elsewhere."""
+        stages = self.stages.values()
+        return self.is_dead(site) and not any({*one.instances.at(site)} & one.owners() for one in stages)
 
     def instances_at(self, site: str) -> list[str]:
         """The instances that are to run at a site, without those that a migration relocates right now."""

@@ -194,28 +194,18 @@ class Desk:
         stage, _ = self._place(instance)
         stage.order_saving()
 
-    def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> None:
-        self._place(instance)
-        raise Refused(
-            f"{instance} cannot be started from saved state here: its only checkpoint is its own. "
-            "To bring it to another site with all it has, migrate everything with protocol='restart'"
-        )
+    def invoke(
+        self, instance: str, site: str, checkpoint: int | None = None, *, request: Request | None = None
+    ) -> Receipt:
+        return Receipt(self._control.invoke(instance, site, checkpoint, request=request).ids)
 
-    def detach(self, instance: str) -> None:
-        stage, site = self._place(instance)
-        raise Refused(
-            f"{instance} cannot be taken out of {stage.name} with its keys; "
-            f"to empty it, drain {site}, or scale to fewer instances there: it leaves when it has nothing"
-        )
+    def detach(self, instance: str, *, request: Request | None = None) -> Receipt:
+        return Receipt(self._control.detach(instance, request=request).ids)
 
     def _place(self, instance: str) -> tuple[StageControl, str]:
         """The stage of an instance, and the site where it is."""
-        for stage in self._control.stages.values():
-            site = stage.coordinator.sites.get(instance)
-            if site is not None:
-                return stage, site
-        known = [name for stage in self._control.stages.values() for name in list(stage.coordinator.sites)]
-        raise UnknownName("instance", instance, known)
+        stage = self._control.stage_with(instance)
+        return stage, stage.coordinator.sites[instance]
 
     # ── What was answered ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -86,6 +86,19 @@ class Instances:
                 raise
             self._keep(*fresh)
 
+    @contextmanager
+    def parting(self, name: str) -> Iterator[None]:
+        """One that is to leave, to order its keys away from it. If the order is not taken, nothing has changed."""
+        with self._deciding:
+            self._review()
+            parts = name not in self._gone
+            self._let_go(*[name] * parts)
+            try:
+                yield
+            except BaseException:
+                self._keep(*[name] * parts)
+                raise
+
     def _add(self, site: str) -> str:
         name = self._new_name()
         self._let_go(name)

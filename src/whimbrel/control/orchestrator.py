@@ -80,8 +80,8 @@ class Orchestrator:
         self.journal, self.sites, self.gateway, self._clock_us, self._chores = journal, sites, gateway, clock_us, chores
         self.stages: dict[str, Coordinator] = {}
         self.error: Exception | None = None
-        self.spoilt: dict[str, set[int | None]] = {}
-        """By stage: checkpoints that could not be loaded; None: the newest versions."""
+        self.spoilt: set[str] = set()
+        """Restorations that have failed because the store could not be read."""
         self._changed = threading.Condition(threading.RLock())
         self._todo: list[tuple[str, str, Command]] = []
         self._deadlines: dict[tuple[str, str], float] = {}
@@ -347,7 +347,7 @@ class Orchestrator:
         try:
             loaded = self.gateway.load(stage, move, migration.checkpoint)
         except (Stop, Refused) as error:  # again would be the same
-            self.spoilt.setdefault(stage, set()).add(migration.checkpoint)
+            self.spoilt.add(move.id)
             self.tell(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
         else:
             self.tell(stage, move.id, loaded)
@@ -389,8 +389,8 @@ class Orchestrator:
         self._left = set(failed)
 
     def abandon(self, site: str, reason: str) -> None:
-        """Call off whatever moves from or to a site, as far as it can be."""
-        self._abandon(lambda _, sites: site in sites, reason)
+        """Call off whatever moves from or to a site, as far as it can be; a restoration needs only where it goes."""
+        self._abandon(lambda move, sites: site in (sites if move.routing != "replay" else sites[1:]), reason)
 
     def _abandon(self, concerned: Callable[[Move, tuple[str, str]], bool], reason: str) -> None:
         for stage, coordinator in self.stages.items():

@@ -107,6 +107,11 @@ class MigrationStatus:
     reason: str | None
     is_over: bool
     is_standby: bool
+    checkpoint: int | None = None
+    """Of a restoration: from which checkpoint; None: from the newest versions."""
+    replayed: int = 0
+    silent: int = 0
+    """How many records it has applied again, and how many of those in silence."""
 
 
 def status_of(migration: Migration) -> MigrationStatus:
@@ -127,6 +132,9 @@ def status_of(migration: Migration) -> MigrationStatus:
         reason=migration.reason,
         is_over=migration.is_over,
         is_standby=migration.is_standby,
+        checkpoint=migration.checkpoint,
+        replayed=migration.replayed,
+        silent=migration.silent,
     )
 
 
@@ -252,12 +260,15 @@ class Orders(Protocol):
         """Let it save what has changed to the central store, now; the other instances of its stage do so, too."""
         ...
 
-    def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> None:
-        """Start it at a site from state that was saved: the newest, or that of a checkpoint."""
+    def invoke(
+        self, instance: str, site: str, checkpoint: int | None = None, *, request: Request | None = None
+    ) -> Receipt:
+        """Let an instance at a site go on with what this one had, from state that was saved: the newest, or that of a
+        checkpoint."""
         ...
 
-    def detach(self, instance: str) -> None:
-        """Take it out of its stage."""
+    def detach(self, instance: str, *, request: Request | None = None) -> Receipt:
+        """Take it out of its stage: others get its keys, then it stops."""
         ...
 
     # ── What was answered ────────────────────────────────────────────────────────────────────────────────────────

@@ -67,6 +67,8 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """What has been saved and is not there yet."""
     error: str | None = None
     """Why the store could not be used at the last try."""
+    unsaved: int = 0
+    """How many records came behind `covered`."""
 
 
 class FlowStatus(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whimbrel.control.instances import Instances
+from whimbrel.control.orchestrator import RestoreOrder
 from whimbrel.control.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.core import balance, wire
 from whimbrel.core.coordinator import Coordinator
@@ -65,6 +66,8 @@ class Reach:
     gateway: GatewayPort
     logs: Logs
     links: Mapping[Pair, Link]
+    is_dead: Callable[[str], bool] = lambda site: False
+    """Whether a site is thought dead."""
 
     def link(self, origin: str, target: str) -> Link:
         """The link between two places, which may be the same."""
@@ -111,11 +114,19 @@ class StageControl:
 
         And whoever was to leave has left.
         """
+        owners, sites = self.owners(), dict(self.coordinator.sites)
+        # Whoever is dead and has no keys any more has nothing to say that would count.
+        heard = [name for name, site in sites.items() if name in owners or not self._reach.is_dead(site)]
         return (
-            not self.instances.leaving
-            and all(map(self.has_applied, list(self.coordinator.sites)))
+            not [name for name in self.instances.leaving if name in heard]
+            and all(map(self.has_applied, heard))
             and self._reach.gateway.is_drained(self.name)
         )
+
+    def owners(self) -> set[str]:
+        """The instances that own keys."""
+        owners = self.coordinator.table.owners
+        return {*owners.by_bin, *owners.by_key.values()}
 
     def see_off(self) -> None:
         """Let those leave who are to, and have nothing to do or to say any more."""
@@ -146,6 +157,7 @@ class StageControl:
         return {
             "instances": instances,
             "migrations": {m.move.id: m.phase for m in list(self.coordinator.migrations.values())},
+            "lost": sorted(self.coordinator.lost()),
             "error": flow.error,
             "store": msgspec.to_builtins(flow.store),
         }
@@ -185,9 +197,45 @@ class StageControl:
             return whole
         return balance.select(_prefix(balance.weigh(whole, list(self.keys.now())), share), whole)
 
-    def spread(self, selection: Selection, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
-        """What of a selection lies elsewhere, dealt out to these instances at a site."""
-        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in self.instances.at(site)}
+    def sources(self, selection: Selection, to: str) -> list[str]:
+        """Who must give some of a selection that shall be at a site."""
+        sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
+        owners = {*self.coordinator.table.owners.values(selection)}
+        return sorted(name for name in owners if sites[name] != to or name in lost)
+
+    def missing(self, selection: Selection, to: str) -> list[str]:
+        """Who of those cannot: is at a dead site, or lost already."""
+        sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
+        found = self.sources(selection, to)
+        return [name for name in found if name in lost or self._reach.is_dead(sites[name])]
+
+    def restorations(
+        self, lost: Sequence[str], to: Sequence[str], checkpoint: int | None, **options: Any
+    ) -> list[RestoreOrder]:
+        """The orders that restore all that some instances had, each at one of these, which share the work."""
+        counts = self.counts()
+        fit = sorted({*to} - {*lost} - self.coordinator.lost(), key=lambda name: (counts[name], name)) or list(to)
+        return [
+            RestoreOrder(self.name, name, fit[number % len(fit)], checkpoint, options)
+            for number, name in enumerate(lost)
+        ]
+
+    def check_whole(self, lost: Sequence[str], selection: Selection) -> None:
+        """Raise if not all that these have is selected."""
+        owners = self.coordinator.table.owners
+        for name in lost:
+            if owners.select(name, selection) != owners.select(name):
+                raise Refused(
+                    f"restore brings back all that {name} had, and some of its keys were not selected; "
+                    f"select all of them, with at={self.coordinator.sites[name]!r} for instance"
+                )
+
+    def spread(
+        self, selection: Selection, site: str, to: Sequence[str], without: Sequence[str] = ()
+    ) -> list[tuple[Selection, str]]:
+        """What of a selection lies elsewhere, but not with some, dealt out to these instances at a site."""
+        here = {*self.instances.at(site), *without}
+        elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in here}
         return self._pairs(elsewhere | dict.fromkeys(to), to, balance.place)
 
     def level(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
@@ -197,6 +245,10 @@ class StageControl:
     def clear(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
         """What lies at a site, dealt out to these instances elsewhere."""
         return self._pairs(dict.fromkeys([*self.instances.at(site), *to]), to, balance.place)
+
+    def empty(self, instance: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
+        """What an instance has, dealt out to these."""
+        return self._pairs(dict.fromkeys([instance, *to]), to, balance.place)
 
     def _pairs(
         self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
@@ -236,6 +288,7 @@ class StageControl:
             is_warm=len(sources) == 1 and len(standbys) == 1,
             source_runs=len(running) == len(sources),
             destination_runs=all(name in up for name in there),
+            unsaved=None if flow.store is None else flow.store.unsaved,
         )
         protocol, why = choose(seen, limits)
         taken = standbys[0].move.id if protocol == "replicate" and seen.is_warm else None

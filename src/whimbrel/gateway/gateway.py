@@ -161,6 +161,10 @@ class Gateway:
         with self._lock:
             return self.router.owners()
 
+    def uncovered(self) -> int:
+        """How many records would have to be applied again if keys were restored now. With a store only."""
+        return self.ingress.backlog(max(self.covered() // codec.ROWS + 1, self.ingress.head()))
+
     def keep_from(self, seq: int) -> None:
         """Records behind this one are needed: the oldest checkpoint that is kept covers no more."""
         with self._lock:

@@ -1,13 +1,15 @@
 """The orchestrator as a process: `Control` over sites and a gateway in other processes.
 
 It hears their beats. Whoever begins a new life is told where the instances are; a site gets those started that are to
-run there. Whoever is silent for too long is dead: what moves from or to it is called off.
+run there. Whoever is silent for too long is dead: what moves from or to it is called off, and, if there is a central
+store, what it had is restored elsewhere (control/policy.py).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +19,7 @@ from whimbrel.control.access import make_token
 from whimbrel.control.control import Control, check_directory
 from whimbrel.control.journal import Journal
 from whimbrel.control.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
+from whimbrel.control.policy import Policy
 from whimbrel.control.ports import GatewayBeat, OrchestratorPort, SiteBeat
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -54,15 +57,23 @@ class RemoteControl(Control):
         secret: str,
         suspect: float,
         dead: float,
+        restores: bool = True,
+        restore_to: Sequence[str] = (),
     ) -> None:
+        """`restores`: what dead sites had is restored by itself, at these sites, or at any other."""
         there = {name: RemoteSite(name, secret, suspect, dead) for name in deployment.sites}
         self.gateway = RemoteGateway(secret, suspect, dead)
         self._greeted: dict[str, str | None] = {}
         """By name, in which life it was told all it must know."""
         self._buried: set[str] = set()
+        self._looked = time.monotonic()
+        self._suspect = suspect
+        self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         logs, links = Logs(data / "logs"), deployment.links
         super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
+        if restores and deployment.store is not None:
+            self.policy = Policy(self, restore_to or None, App.clock_us)
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Somebody lives."""
@@ -81,12 +92,21 @@ class RemoteControl(Control):
         """How things are, and who lives."""
         peers = {"gateway": self.gateway.peer, **{name: site.peer for name, site in self.sites.items()}}
         lives = {name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for name, peer in peers.items()}
-        return {**super().status(), "processes": lives}
+        waiting = {} if self.policy is None else self.policy.waiting
+        return {
+            **super().status(),
+            "processes": lives,
+            "restore": {"automatic": self.policy is not None, "waiting": waiting},
+        }
+
+    def is_dead(self, site: str) -> bool:
+        """Whether a site has not been heard for too long."""
+        return self.sites[site].peer.state == "dead"
 
     # ── Looking after them ───────────────────────────────────────────────────────────────────────────────────────
 
     def look_after(self) -> None:
-        """Greet new lives, take what runs where it must not, call off what the dead were part of."""
+        """Greet new lives, and stop what runs where it must not."""
         if self.gateway.peer.life != self._greeted.get(""):
             self._greeted[""] = self.gateway.peer.life
             self.forget_told("")
@@ -95,11 +115,25 @@ class RemoteControl(Control):
                 if site.peer.life is not None and site.peer.life != self._greeted.get(name):
                     self._greet(name, site)
                 self._stop_strays(name, site)
+
+    def watch(self) -> None:
+        """Call off what the dead were part of, and let what they had be restored. Asks no site anything, so that none
+        can keep it from doing so."""
+        away, self._looked = time.monotonic() - self._looked, time.monotonic()
+        if away > self._suspect:  # it was this process that was stopped, and not those whose beats it has not heard
+            for site in self.sites.values():
+                site.peer.forgive()
+        for name, site in self.sites.items():
             if site.peer.state != "dead":
                 self._buried.discard(name)
             elif name not in self._buried:
-                self._buried.add(name)
                 self.orchestrator.abandon(name, f"site {name} is dead: not heard for {site.peer.silence:.0f} s")
+                self._buried.add(name)
+        if self.policy is not None:
+            states = {name: site.peer.state for name, site in self.sites.items()}
+            gone = [name for name, site in self.sites.items() if site.peer.is_gone]
+            self.policy.look(gone, [name for name, state in states.items() if state == "alive"])
+        self._looked = time.monotonic()
 
     def _greet(self, name: str, site: RemoteSite) -> None:
         life = site.peer.life
@@ -133,8 +167,13 @@ class OrchestratorProcess:
         port: int = 0,
         suspect: float = SUSPECT,
         dead: float = DEAD,
+        restores: bool = True,
+        restore_to: Sequence[str] = (),
     ) -> None:
         sites = deployment.sites
+        for name in restore_to:
+            if name not in sites:
+                raise UnknownName("site", name, sites)
         if not sites or len(set(sites)) < len(sites):
             raise Refused("sites need names of their own, and at least one is needed")
         links_of(sites, deployment.links)
@@ -144,7 +183,9 @@ class OrchestratorProcess:
         check_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
         deployment.save(self.journal)
         secret = make_token(data)
-        self.control = RemoteControl(pipeline, data, deployment, self.journal, secret, suspect, dead)
+        self.control = RemoteControl(
+            pipeline, data, deployment, self.journal, secret, suspect, dead, restores, restore_to
+        )
         self.api = bare("whimbrel orchestrator")
         offer(self.api, OrchestratorPort, self.control, secret)
         offer(self.api, Settled, self.control, secret)
@@ -152,7 +193,10 @@ class OrchestratorProcess:
         self._port = port
         self.error = None
         self._stopping = threading.Event()
-        self._carer = threading.Thread(target=self._look_after, name="carer", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(self.control.look_after,), name="carer", daemon=True),
+            threading.Thread(target=self._repeat, args=(self.control.watch,), name="watcher", daemon=True),
+        ]
 
     def start(self) -> None:
         """Begin to serve: what the journal has is finished, whoever beats is heard."""
@@ -162,13 +206,16 @@ class OrchestratorProcess:
         draft.write_text(self.server.url, encoding="utf-8")
         draft.replace(self.data / ADDRESS)
         self.control.orchestrator.start()
-        self._carer.start()
+        for thread in self._threads:
+            thread.start()
         self.control.serve(port=self._port)
 
-    def _look_after(self) -> None:
+    def _repeat(self, duty: Callable[[], None]) -> None:
         while not self._stopping.wait(PERIOD):
             try:
-                self.control.look_after()
+                duty()
+            except Retry:  # somebody is not there now, or the journal is busy
+                pass
             except Exception as error:  # it must be told, and the care goes on
                 self.control.orchestrator.error = error
 
@@ -181,8 +228,9 @@ class OrchestratorProcess:
         yield from self.control.server_ends()
         yield self.server.stop
         yield self.control.orchestrator.stop
-        if self._carer.is_alive():
-            yield self._carer.join
+        for thread in self._threads:
+            if thread.is_alive():
+                yield thread.join
         yield self.control.logs.close
         yield self.journal.close
         yield self._lock.close

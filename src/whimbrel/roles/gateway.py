@@ -96,7 +96,8 @@ class StageFlow:
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
         self.restoring: Restoring | None = None
-        """If there is a central store."""
+        if role.store is not None:
+            self.restoring = Restoring(stage.name, self.gateway, self.outlet, self._logs.inbox, role.store)
 
     def start(self) -> None:
         """Begin to deliver."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from whimbrel.core.errors import Refused, Retry, Trimmed
 from whimbrel.core.protocols.machine import Loaded
@@ -19,7 +20,9 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane, Log
 from whimbrel.outlet.outlet import Outlet
-from whimbrel.store.central import CentralStore
+
+if TYPE_CHECKING:
+    from whimbrel.store import CentralStore
 
 PATIENCE = 10.0
 """Seconds to wait for the outlet's next commit."""

@@ -95,6 +95,7 @@ class Savings:
             checkpoint=self.keeper.number or None,
             made_us=self.keeper.made_us or None,
             covered=self._gateway.covered(),
+            unsaved=self._gateway.uncovered(),
             under_way_bytes=sum(one.under_way for one in list(self._uploaders.values())),
             error=told(self.error),
         )

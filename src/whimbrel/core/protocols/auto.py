@@ -14,6 +14,8 @@ need not be exact, only in the right order: what separates the protocols is seco
     fluid       stops a piece's keys for its share of T + 4 b; takes as many rounds as there are turns
     replicate   if a standby is warm: stops a key for 2 b. If not, takes T first, and sends what changes meanwhile
     restart     stops everything for T and the start of a query; whole instances only
+    restore     stops all keys until the store is read and the records behind its last checkpoint are applied again;
+                needs a central store, but neither the link nor the source; whole instances only
 
 The price of a protocol is the wait it causes: its stoppage, the time until the moved keys are no longer late because of
 the backlog, and a little for its duration and its bytes.
@@ -56,6 +58,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Whether a standby for just these keys is warm at the destination."""
     source_runs: bool = True
     destination_runs: bool = True
+    unsaved: int | None = None
+    """Records that are not in the central store yet; None: there is no store."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -109,6 +113,7 @@ def estimates(s: Situation, limits: Limits = Limits()) -> list[Estimate]:  # noq
         return s.rate * ms / 1000
 
     live, turns = B + T + 4 * b, max(1, 512 // STEP)
+    again = s.state_bytes / LOG_RATE * 1000 + (s.unsaved or 0) / max(s.capacity, 1) * 1000 + 4 * b
     meanwhile = min(s.state_bytes, int(doubled(T) * s.state_bytes / max(s.keys, 1)))
     found = [
         one("live", 0, live, s.state_bytes + int(doubled(live) * s.record_bytes), doubled(live), B),
@@ -117,6 +122,7 @@ def estimates(s: Situation, limits: Limits = Limits()) -> list[Estimate]:  # noq
         one("pause", B + T + 4 * b, B + T + 4 * b, s.state_bytes, 0, B),
         one("fluid", B + T / turns + 4 * b, B + T + turns * 4 * b, s.state_bytes, 0, B),
         one("restart", B + T + RESTART_MS, B + T + RESTART_MS, s.state_bytes, 0, B),
+        one("restore", again, again, 0, s.unsaved or 0, 0),
     ]
     if s.is_warm:
         found.append(one("replicate", 2 * b + way, 4 * b, s.state_bytes // 20, s.backlog / 2, B / 2))
@@ -137,6 +143,7 @@ def choose(s: Situation, limits: Limits = Limits()) -> tuple[str, list[str]]:  #
     seen = (
         f"auto saw {s.keys:,} keys with {s.state_bytes / (1 << 20):,.1f} MiB, {s.rate:,.0f} records/s of them, "
         f"{s.backlog:,} waiting, micro-batches of {s.batch_ms:,.0f} ms, link {link}"
+        + ("" if s.unsaved is None else f", {s.unsaved:,} records behind the last checkpoint")
     )
     return best.protocol, [seen, f"auto takes {best}", *(f"auto left {other}" for other in others)]
 
@@ -144,11 +151,13 @@ def choose(s: Situation, limits: Limits = Limits()) -> tuple[str, list[str]]:  #
 def _unfit(protocol: str, stop: float, took: float, bytes: int, s: Situation, limits: Limits) -> str | None:
     if not s.destination_runs:
         return "nothing runs at the destination"
-    if s.is_cut:
+    if protocol == "restore" and s.unsaved is None:
+        return "there is no central store"
+    if s.is_cut and protocol != "restore":
         return "the link is cut"
-    if not s.source_runs:
+    if not s.source_runs and protocol != "restore":
         return "the source does not run"
-    if protocol == "restart" and not s.is_whole:
+    if protocol in ("restart", "restore") and not s.is_whole:
         return "it moves whole instances only"
     for name, value, limit in (
         ("stoppage", stop, limits.stoppage_ms),
