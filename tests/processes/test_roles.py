@@ -79,6 +79,7 @@ class House:
         self.pipeline = wb.Pipeline("p", source=source, key="k").stage("count", Count(), groups=PARTS)
         self.pipeline.sink(self.delivered.append)
         self.dead = 30.0
+        self.store: str | None = None
         self.orchestrator: OrchestratorProcess | None = None
         self.gateway: GatewayProcess | None = None
         self.sites: dict[str, Place] = {}
@@ -86,7 +87,9 @@ class House:
 
     def begin(self) -> OrchestratorProcess:
         """An orchestrator, from what its predecessor has left."""
-        self.orchestrator = OrchestratorProcess(self.pipeline, self.data, Deployment(SITES), dead=self.dead)
+        self.orchestrator = OrchestratorProcess(
+            self.pipeline, self.data, Deployment(SITES, store=self.store), dead=self.dead
+        )
         self.orchestrator.start()
         return self.orchestrator
 
@@ -200,6 +203,41 @@ def test_what_moves_to_a_site_that_died_is_called_off_and_status_says_so(house: 
     assert status["processes"]["edge-1"]["state"] == "dead"
     assert status["processes"]["cloud"]["state"] == "alive"
     assert status["error"] == "site edge-1 is dead"
+
+
+def test_what_a_dead_site_had_is_restored_by_itself(house: House) -> None:
+    house.dead, house.store = 3.0, str(house.data / "store")
+    orchestrator = house.begin()
+    house.open()
+    control = orchestrator.control
+    until(lambda: control.status()["records"]["sent"] == 20, "the gateway is heard, and its records")
+    house.beat("cloud")
+
+    def is_restored(phase: str) -> bool:
+        house.beat("edge-1")
+        return [one.phase for one in control.stages["count"].coordinator.migrations.values()] == [phase]
+
+    until(lambda: is_restored("loading"), "the keys are loaded")
+    until(lambda: house.heard("count-1")[-1:] == ["DISCARD"], "the dead one will hear it")
+    house.say("count-2", *(Ready("m1", "count-2", part, PARTS) for part in range(PARTS)))
+    until(lambda: house.heard("count-2") == ["CUTOVER"], "records are replayed")
+    house.say("count-2", *(Opened("m1", "count-2", part, PARTS) for part in range(PARTS)))
+    until(lambda: is_restored("done"), "the keys are restored")
+    assert control.stages["count"].owners() == {"count-2"}
+    status = control.status()
+    assert status["stages"]["count"]["lost"] == ["count-1"]
+    assert status["restore"] == {"automatic": True, "waiting": {}}
+
+
+def test_who_was_away_itself_takes_nobody_for_dead(house: House) -> None:
+    control = house.begin().control
+    house.beat("cloud")
+    peer = control.sites["cloud"].peer
+    peer._since -= 100
+    control._looked -= 100
+    assert control.is_dead("cloud")
+    control.watch()
+    assert not control.is_dead("cloud")
 
 
 # ── The orchestrator goes and comes ──────────────────────────────────────────────────────────────────────────────────

@@ -116,6 +116,8 @@ def test_what_makes_no_sense_is_refused_before_it_is_sent(house: House, argument
 def test_errors_are_those_of_the_application(house: House) -> None:
     with pytest.raises(UnknownName, match="there is: cloud"):
         invoke(house, "drain", "moon")
+    with pytest.raises(Refused, match="there is no central store"):
+        invoke(house, "migrate", "count", "--to", "edge-1", "--protocol", "restore", "--from-checkpoint", "3")
     with pytest.raises(UnknownName, match="unknown migration 'm9'"):
         invoke(house, "story", "m9")
 
