@@ -36,7 +36,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
     Takeover,
 )
-from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Rejected, Warm
 
 PAGES = Path(__file__).parent.parent / "docs" / "protocols"
 BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
@@ -55,6 +55,7 @@ EVENTS: dict[str, Event] = {
     "Copied": Copied(),
     "Started (there)": Started("there"),
     "Abandoned": Abandoned(""),
+    "Rejected": Rejected("m1", "destination", 0, 1, ""),
     "Failed": Failed(""),
     "Aborted (source)": Aborted("m1", "source", 0, 1),
     "Aborted (destination)": Aborted("m1", "destination", 0, 1),

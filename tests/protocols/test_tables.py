@@ -38,7 +38,7 @@ from whimbrel.core.protocols.machine import (
     Takeover,
     stay,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
@@ -58,6 +58,7 @@ EVENTS: dict[type, Event] = {
     Fenced: Fenced(),
     Loaded: Loaded({"r": 7}, 3, 40),
     Evicted: Evicted("m1", "a", 0, 1),
+    Rejected: Rejected("m1", "b", 0, 1, "a checksum"),
 }
 
 
@@ -166,6 +167,30 @@ def variants(event: type) -> list[Event]:
     return [Started("edge"), Started("cloud")] if event is Started else [EVENTS[event]]
 
 
+@pytest.mark.parametrize(("name", "phase"), [("push", "pushing"), ("fetch", "fetching"), ("replicate", "switching")])
+def test_where_there_is_no_way_back_a_migration_waits_and_says_why(name: str, phase: str) -> None:
+    protocol = PROTOCOLS[name]
+    subject = migration(protocol, phase)
+    assert machine.handle(protocol, subject, EVENTS[Rejected]) == []
+    assert (subject.phase, subject.reason) == (phase, "a checksum")
+    for event in (Ready("m1", "b", 0, 1), Left("m1", "a", 0, 1), Opened("m1", "b", 0, 1)):
+        machine.handle(protocol, subject, event)
+    assert (subject.phase, subject.reason) == (DONE, None), "somebody could take it in the end"
+
+
+@pytest.mark.parametrize("phase", ["copying", "standby"])
+def test_a_standby_without_all_copies_ceases(phase: str) -> None:
+    subject = migration(PROTOCOLS["replicate"], phase)
+    machine.handle(PROTOCOLS["replicate"], subject, EVENTS[Rejected])
+    assert (subject.phase, subject.reason) == ("ceasing", "a checksum")
+
+
+def test_a_restoration_that_is_refused_leaves_the_keys_to_the_next_attempt() -> None:
+    subject = migration(PROTOCOLS["restore"], "loading")
+    machine.handle(PROTOCOLS["restore"], subject, EVENTS[Rejected])
+    assert (subject.phase, subject.reason) == (ABORTED, "a checksum")
+
+
 def test_an_unknown_protocol_is_named_with_what_there_is() -> None:
     with pytest.raises(
         UnknownName,
@@ -269,6 +294,19 @@ def test_an_abort_before_the_cutover(name: str, preparing: str, committing: str,
     assert tell(notice(Aborted, "b")) == (ABORTED, [Forget(tell.move)])
     assert tell.resume == [Forget(tell.move)]
     assert tell.migration.reason == "too slow"
+
+
+@HANDOVERS
+def test_what_the_destination_refuses_is_called_off(name: str, preparing: str, committing: str, undoing: str) -> None:
+    tell = Told(name)
+    tell(Ordered())
+    tell(Ready("m1", "b", 0, 2))
+    refused = Rejected("m1", "b", 1, 2, "b refuses a PARCEL: the checksum does not fit")
+    assert tell(refused) == (undoing, [Abort(tell.move)])
+    assert tell(refused) == (undoing, []), "once"
+    assert tell(Aborted("m1", "a", 0, 1))[0] == ABORTED
+    assert tell.migration.reason == refused.reason
+    assert any(refused.reason in line.event for line in tell.migration.story)
 
 
 @HANDOVERS

@@ -33,7 +33,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
 )
 from whimbrel.core.protocols.restore import FENCING, LOADING
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 
@@ -209,7 +209,7 @@ class Orchestrator:
             migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
         return planned
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> None:
+    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted | Rejected) -> None:
         """A notice of an instance."""
         self.tell(stage, notice.move, notice)
 

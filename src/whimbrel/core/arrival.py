@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 class Receiver(msgspec.Struct):
     """Puts a move's parcels together, and ends it."""
+
+    ready: bool = False
+    """Everything that is to come is here."""
+    rejected: str = ""
+    """Why something that came with the move was refused: it cannot become ready."""
+
+    keeps: ClassVar[bool] = False
+    """Whether there is no way back: what was refused, and all that comes behind it, waits for somebody who can read it.
+    Otherwise the move is called off, and the source has everything."""
+    strict: ClassVar[bool] = True
+    """Whether the states of another version of the job must be what the operator's class says."""
 
     @property
     def hurries(self) -> bool:
@@ -35,15 +46,18 @@ class Receiver(msgspec.Struct):
         """The emission filter: whether a record's results are thrown away."""
         return self.is_silent(record.src)
 
-    def join(self, instance: Instance, key: str, luggage: Luggage, parcel: Parcel) -> Luggage | None:
-        """A key's luggage, or None while pieces of it are under way."""
-        if parcel.pieces == 1:
-            return luggage
-        pieces = instance.gather(parcel.move, key, parcel.piece, luggage.state)
-        if len(pieces) < parcel.pieces:
-            return None
-        instance.scatter(parcel.move, key)
-        return msgspec.structs.replace(luggage, state=b"".join(pieces))
+    def joined(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
+        """What a parcel brings, or is the last piece of. Raises `Corrupt`, and nothing is taken, if it does not fit."""
+        loads = parcel.keys if parcel.pieces == 1 else {}
+        for key, luggage in parcel.keys.items() if parcel.pieces != 1 else ():
+            pieces = instance.gather(parcel.move, key, parcel.piece, luggage.state)
+            if len(pieces) >= parcel.pieces:
+                loads[key] = msgspec.structs.replace(luggage, state=b"".join(pieces))
+        for key, luggage in loads.items():
+            instance.check(key, luggage, parcel.shape, self.strict)
+        for key in loads if parcel.pieces != 1 else ():
+            instance.scatter(parcel.move, key)
+        return loads
 
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
         """The keys are ours for good."""
@@ -65,7 +79,6 @@ class Arrival(Receiver, tag=True):
     """Which parts of the source have sent everything."""
     parts: int = 0
     ticks: list[Tick] = []
-    ready: bool = False
 
     def takes(self, key: str) -> bool:
         """Whether the key belongs to this move."""
@@ -97,10 +110,9 @@ class Arrival(Receiver, tag=True):
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
-        for key, luggage in parcel.keys.items():
-            whole = self.join(instance, key, luggage, parcel)
-            if whole is not None and key not in instance.entries:
-                instance.install(key, whole)
+        for key, luggage in self.joined(instance, parcel).items():
+            if key not in instance.entries:
+                instance.install(key, luggage)
                 self._catch_up(instance, key, out)
 
     def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
@@ -138,7 +150,7 @@ class Arrival(Receiver, tag=True):
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
         """When everything is here, keys that still wait are keys the source has never had: they start from nothing."""
-        if self.ready or self.move is None or self.begun != self.move.routers:
+        if self.ready or self.rejected or self.move is None or self.begun != self.move.routers:
             return
         if not self.parts or len(self.shipped) < self.parts:
             return

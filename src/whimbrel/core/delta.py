@@ -41,6 +41,8 @@ class Moves(msgspec.Struct):
     """Restorations of which every router has told us."""
     ended: set[str] = set()
     """Moves that a restoration has ended: a zombie may speak of them at any time."""
+    unread: str = ""
+    """Something has come that cannot be read, of a move that has not begun here: why it cannot."""
 
     @property
     def are_open(self) -> bool:

@@ -72,7 +72,8 @@ class Sender(msgspec.Struct):
         for key, records in (backlog or {}).items():
             behind.setdefault(bin_of(key), {})[key] = records
         for bin in {**by_bin, **behind}:
-            parcel = Parcel(self.move.id, bin, by_bin.get(bin, {}), backlog=behind.get(bin, {}), ticks=list(ticks))
+            states, waited = by_bin.get(bin, {}), behind.get(bin, {})
+            parcel = Parcel(self.move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.shape)
             self.send(instance, kind, parcel, out, bin)
 
     def luggage(self, instance: Instance, key: str, reach: Mapping[str, int]) -> Luggage:
@@ -106,7 +107,16 @@ class Sender(msgspec.Struct):
             last = self.piece == pieces - 1
             records = waited() if last else []
             behind = {key: records} if records else {}
-            parcel = Parcel(self.move.id, bin_of(key), load, self.piece, pieces, backlog=behind, ticks=list(ticks))
+            parcel = Parcel(
+                self.move.id,
+                bin_of(key),
+                load,
+                self.piece,
+                pieces,
+                backlog=behind,
+                ticks=list(ticks),
+                shape=instance.shape,
+            )
             self.send(instance, kind, parcel, out, parcel.bin)
             room -= len(load[key].state) + OVERHEAD
             self.carried, self.piece = ("", 0) if last else (key, self.piece + 1)

@@ -9,6 +9,9 @@ knows nothing of the others. Markers and ticks reach every part.
 Reading order: `apply` → `_serve` is the whole life of a record while nothing moves. What a part does while keys leave
 is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py. What goes to the
 central store is in saving.py, what comes out of it in restoration.py.
+
+What comes from another instance may be damaged, or of another version: it is taken as a whole or refused as a whole
+(`_arrive`), and the coordinator hears why.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.arrival import Arrival
+from whimbrel.core.arrival import Arrival, Receiver
 from whimbrel.core.delta import LARGE_DELTA, Delta, Gathered, Moves, packed, unpacked
 from whimbrel.core.departure import Departure
+from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
-from whimbrel.core.operator import Context, Operator, takes_context, uses_timers
+from whimbrel.core.operator import Context, Operator, shape_of, takes_context, uses_timers
 from whimbrel.core.record import (
     Buffered,
     Emissions,
@@ -39,6 +43,7 @@ from whimbrel.core.record import (
     Passed,
     Post,
     Record,
+    Rejected,
     Result,
     Save,
     Shipped,
@@ -56,6 +61,9 @@ LAPSED = -1
 
 _KIND = itemgetter(Record._fields.index("kind"))
 """Asked of every record: as fast as it goes."""
+
+REFUSED = " "
+"""Where messages are gathered that were refused and cannot be had again; no move and no key has this name."""
 
 LARGE = 1 << 20
 """A larger state is kept in its stored form only between batches, not decoded as well."""
@@ -108,6 +116,7 @@ class Instance:
         self.duplicates = 0
         self.state_bytes = 0
         """How much state there is, as it is stored."""
+        self.shape = shape_of(operator.State)
 
         self._event = msgspec.msgpack.Decoder(event_type)
         self._state: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(operator.State)
@@ -122,6 +131,8 @@ class Instance:
         self._moved = False
         self._told = 0
         """How often the epochs had changed when a delta last had them."""
+        self._tries_again = False
+        """Whether what was refused is to be looked at again: by whoever has been started since."""
         self._delta = Delta()
         # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
         self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
@@ -144,6 +155,8 @@ class Instance:
             for record in records:
                 self._serve(record, out)
         else:
+            if self._tries_again:
+                self._try_again(out)
             for record in records:
                 self._handlers[record.kind](self, record, out)
         if self.moves.departures or not is_plain:
@@ -374,16 +387,16 @@ class Instance:
     def _mark(self, record: Record, out: Emissions) -> None:
         move = _move(record.body)
         if move.id not in self.moves.ended:
-            self._role(move).mark(self, Kind(record.kind), record, out)
+            self._role(move, out).mark(self, Kind(record.kind), record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
         move = _move(record.body)
         if move.id in self.moves.ended:
             return
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
-            self._role(move)
+            self._role(move, out)
 
-    def _role(self, move: Move) -> Departure | SwitchOut | Arrival | SwitchIn | Restoration:
+    def _role(self, move: Move, out: Emissions) -> Departure | SwitchOut | Arrival | SwitchIn | Restoration:
         """Our part in a move; a new one if we hear of it for the first time."""
         self._moved = True
         if move.routing == "replay":
@@ -392,35 +405,122 @@ class Instance:
             fresh = SwitchOut(move=move) if move.switch else Departure(move=move)
             return self.moves.departures.setdefault(move.id, fresh)
         if move.switch:
-            return self.moves.arrivals.setdefault(move.id, SwitchIn(move=move))
-        arrival = self.moves.arrivals.setdefault(move.id, Arrival())
-        arrival.move = move
+            copies = self.moves.standbys.get(move.id)
+            coming = SwitchIn(move=move, rejected=copies.rejected if copies else "")
+            return self.moves.arrivals.setdefault(move.id, coming)
+        arrival = self._arrival(move.id, out)
+        if isinstance(arrival, Arrival):
+            arrival.move = move
         return arrival
 
     def _is_off(self, move: str) -> bool:
         """Whether nothing that is still said of a move counts here."""
         return move in self.moves.aborted or move in self.moves.ended
 
-    def _parcel(self, record: Record, out: Emissions) -> None:
-        parcel = wire.unpack(record.body, Parcel)
-        if not self._is_off(parcel.move):
-            self._moved = True
-            self.moves.arrivals.setdefault(parcel.move, Arrival()).install(self, parcel, out)
+    def _arrival(self, id: str, out: Emissions) -> Arrival | SwitchIn | Restoration:
+        """Our part in a move that brings keys, though only its parcels may have come."""
+        if id not in self.moves.arrivals:
+            self.moves.arrivals[id] = Arrival()
+            if self.moves.unread:
+                self._turn_down({id: self.moves.arrivals[id]}, self.moves.unread, out)
+                self.moves.unread = ""
+        return self.moves.arrivals[id]
 
-    def _shipped(self, record: Record, out: Emissions) -> None:
-        shipped = wire.unpack(record.body, Shipped)
-        if not self._is_off(shipped.move):
-            self._moved = True
-            self.moves.arrivals.setdefault(shipped.move, Arrival()).complete(self, shipped, out)
+    def _arrive(self, record: Record, out: Emissions) -> None:
+        """Something comes from another instance: take all of it, or nothing."""
+        try:
+            message = wire.unpack(record.body, self._messages[record.kind])
+            if self._is_off(message.move):
+                return
+            copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
+            role = self.moves.standbys.get(message.move) if copies else self._arrival(message.move, out)
+            if role is None:
+                return
+            self._moved |= record.kind != Kind.REPLICA or message.pieces > 1
+            if role.rejected and role.keeps:
+                self._keep(record)
+            elif isinstance(message, Parcel):
+                role.install(self, message, out)
+            elif isinstance(message, Shipped):
+                role.complete(self, message, out)
+            else:
+                assert isinstance(role, SwitchIn)
+                role.pass_on(self, message, out)
+        except (Corrupt, NewerFormat) as error:
+            self._reject(record, error, out)
 
-    def _passed(self, record: Record, out: Emissions) -> None:
-        passed = wire.unpack(record.body, Passed)
-        if self._is_off(passed.move):
-            return
-        arrival = self.moves.arrivals[passed.move]
-        assert isinstance(arrival, SwitchIn)
+    _messages: ClassVar[dict[int, Any]] = {
+        Kind.PARCEL: Parcel,
+        Kind.REPLICA: Parcel,
+        Kind.SHIPPED: Shipped,
+        Kind.REPLICATED: Shipped,
+        Kind.PASSED: Passed,
+    }
+
+    # ── Moves: what cannot be taken ──────────────────────────────────────────────────────────────────────────────
+
+    def _reject(self, record: Record, error: Exception, out: Emissions) -> None:
+        """Refuse what came with a move. If it cannot be read, it may have come with any that is not complete; with one
+        that has not begun here, if there is none."""
         self._moved = True
-        arrival.pass_on(self, passed, out)
+        copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
+        roles: dict[str, Receiver] = {**(self.moves.standbys if copies else self.moves.arrivals)}
+        try:
+            concerned = {id: roles[id] for id in [wire.unpack(record.body, self._messages[record.kind]).move]}
+        except (Corrupt, NewerFormat):
+            concerned = {id: role for id, role in roles.items() if not role.ready}
+        reason = f"{self.name} refuses a {Kind(record.kind).name}: {error}"
+        self._turn_down(concerned, reason, out)
+        if any(role.keeps for role in concerned.values()):
+            self._keep(record)
+        if not concerned and not copies:
+            self.moves.unread = reason
+
+    def _turn_down(self, roles: dict[str, Receiver], reason: str, out: Emissions) -> None:
+        for id, role in roles.items():
+            if not role.rejected:
+                role.rejected = reason
+                out.notices.append(Rejected(id, self.name, self.part, self.parts, reason))
+
+    def _keep(self, record: Record) -> None:
+        """Keep a message that nobody else has, until it can be read."""
+        blob = wire.pack((record.kind, record.body))
+        self.gathered.setdefault(REFUSED, []).append(blob)
+        self._delta.gathered.setdefault(REFUSED, Gathered(anew=False)).added.append(blob)
+
+    def _try_again(self, out: Emissions) -> None:
+        """Look once more at what was refused, in the order in which it came: this may be another version."""
+        self._tries_again, self._moved = False, True
+        kept = self.gathered.pop(REFUSED)
+        self._delta.gathered[REFUSED] = Gathered(anew=True)
+        for role in (*self.moves.arrivals.values(), *self.moves.standbys.values()):
+            role.rejected = "" if role.keeps else role.rejected
+        for blob in kept:
+            kind, body = wire.unpack(blob, tuple[int, bytes])
+            self._arrive(Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, body), out)
+
+    def check(self, key: str, luggage: Luggage, shape: str, strict: bool) -> None:
+        """Raise `Corrupt` if a state is none of this operator's. `shape`: of states where it comes from; those of the
+        same class are as their operator made them, whatever that is."""
+        if shape == self.shape:
+            return
+        try:
+            if strict or shape:
+                self._state.decode(luggage.state)
+            else:
+                self._decode(luggage)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            name = f"{type(self.operator).__name__}.State"
+            raise Corrupt(f"the state of key {key!r} is no {name} as it is here: {error}") from error
+
+    def received(self, records: Iterable[Buffered]) -> list[Record]:
+        """Records that were sent on. Raises `Corrupt` if their events are none of this stage's."""
+        try:
+            return [self.restored(record) for record in records]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Corrupt(f"a record that was sent on is none of this stage's as it is here: {error}") from error
+
+    # ── Moves: the rest ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _hint(self, record: Record, out: Emissions) -> None:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
@@ -431,7 +531,13 @@ class Instance:
         departure.hint(self, keys)
 
     def _fetch(self, record: Record, out: Emissions) -> None:
-        fetch = wire.unpack(record.body, Fetch)
+        try:
+            fetch = wire.unpack(record.body, Fetch)
+        except (Corrupt, NewerFormat):
+            for leaving in self.moves.departures.values():
+                if isinstance(leaving, SwitchOut):
+                    leaving.ask_for_all(self)
+            return
         departure = self.moves.departures.get(fetch.move)
         if isinstance(departure, SwitchOut):  # or all of it has left, and the destination will hear of that
             departure.ask(self, fetch)
@@ -457,18 +563,6 @@ class Instance:
             self.moves.replications.pop(move.id, Replication(move=move)).cease(self, out)
         else:
             self.moves.standbys.pop(move.id, Standby(move=move)).cease(self, out)
-
-    def _replica(self, record: Record, out: Emissions) -> None:
-        parcel = wire.unpack(record.body, Parcel)
-        if parcel.move in self.moves.standbys:
-            self._moved |= parcel.pieces > 1
-            self.moves.standbys[parcel.move].install(self, parcel)
-
-    def _replicated(self, record: Record, out: Emissions) -> None:
-        shipped = wire.unpack(record.body, Shipped)
-        if shipped.move in self.moves.standbys:
-            self._moved = True
-            self.moves.standbys[shipped.move].complete(self, shipped, out)
 
     def _forget(self, record: Record, out: Emissions) -> None:
         self._moved = True
@@ -509,18 +603,18 @@ class Instance:
         Kind.BEGIN: _mark,
         Kind.CUTOVER: _mark,
         Kind.ABORT: _mark,
-        Kind.PARCEL: _parcel,
-        Kind.SHIPPED: _shipped,
+        Kind.PARCEL: _arrive,
+        Kind.SHIPPED: _arrive,
         Kind.FORGET: _forget,
         Kind.NUDGE: _nudge,
         Kind.SWITCH: _switch,
-        Kind.PASSED: _passed,
+        Kind.PASSED: _arrive,
         Kind.HINT: _hint,
         Kind.FETCH: _fetch,
         Kind.REPLICATE: _replicate,
         Kind.CEASE: _cease,
-        Kind.REPLICA: _replica,
-        Kind.REPLICATED: _replicated,
+        Kind.REPLICA: _arrive,
+        Kind.REPLICATED: _arrive,
         Kind.SAVE: _save,
         Kind.DISCARD: _discard,
         Kind.RESTORE: _restore_keys,
@@ -697,6 +791,7 @@ class Instance:
         self.state_bytes = sum(len(entry.saved.state) for entry in self.entries.values() if entry.saved)
         self._due = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
         heapify(self._due)
+        self._tries_again = REFUSED in self.gathered
 
     def stored(self, record: Record) -> Buffered:
         """A record that waits, in the form in which it lasts and travels."""

@@ -194,6 +194,8 @@ class Parcel(msgspec.Struct, frozen=True):
     """To the store: the saving it belongs to."""
     delivered: dict[str, int] = {}
     """From the store: up to which `seq` the results of keys are out; of keys without a version as well."""
+    shape: str = ""
+    """What the states' class looks like at the source (`operator.shape_of`); empty if nobody can say."""
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -322,6 +324,17 @@ class Evicted(msgspec.Struct, frozen=True, tag=True):
     parts: int
 
 
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a part has refused something that came with a move, as a whole: it is damaged, it was written by a newer
+    version, or its states are not those of the operator here."""
+
+    move: str
+    instance: str
+    part: int
+    parts: int
+    reason: str
+
+
 class Saved(msgspec.Struct, frozen=True, tag=True):
     """One part has sent all that it had to save: to the store, behind its versions, and as a notice, behind the
     results that go with them. Only when the gate has let those out may the versions be used."""
@@ -355,7 +368,7 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     """The epoch of the record: what a zombie parks is refused as its results are."""
 
 
-Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked | Evicted | Saved
+Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked | Evicted | Rejected | Saved
 
 
 class Post(NamedTuple):

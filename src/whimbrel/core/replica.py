@@ -10,7 +10,7 @@ a switch (switch.py): the source ships only what is lacking at that moment, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from whimbrel.core.arrival import Receiver
 from whimbrel.core.departure import OVERHEAD, Sender
@@ -71,12 +71,14 @@ class Standby(Receiver, kw_only=True):
     move: Move
     shipped: set[int] = set()
 
-    def install(self, instance: Instance, parcel: Parcel) -> None:
+    keeps: ClassVar[bool] = True
+    """It may have taken over by the time that anybody hears of it."""
+
+    def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """Copies have come."""
-        for key, luggage in parcel.keys.items():
-            whole = self.join(instance, key, luggage, parcel)
-            if whole is not None and key not in instance.entries:
-                instance.keep_replica(key, whole)
+        for key, luggage in self.joined(instance, parcel).items():
+            if key not in instance.entries:
+                instance.keep_replica(key, luggage)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything once."""

@@ -13,7 +13,7 @@ good as any version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -46,11 +46,12 @@ class Restoration(Receiver, kw_only=True, tag=True):
     delivered: dict[str, int] = {}
     """By key: up to where its results are out."""
     cut: set[str] = set()
-    ready: bool = False
-    """Everything that the store has is here."""
     replayed: int = 0
     """Records that were applied again; and how many of those in silence."""
     silent: int = 0
+
+    strict: ClassVar[bool] = False
+    """Nobody can say of which version of the job a version in the store is: what can be taken is taken."""
 
     @property
     def hurries(self) -> bool:
@@ -88,14 +89,15 @@ class Restoration(Receiver, kw_only=True, tag=True):
         """Versions have come. An order to load that is repeated has nothing new for who has everything."""
         if self.ready:
             return
+        loads = self.joined(instance, parcel)
         self.delivered.update(parcel.delivered)
-        for key, luggage in parcel.keys.items():
-            whole = self.join(instance, key, luggage, parcel)
-            if whole is not None:
-                instance.install(key, whole)
+        for key, luggage in loads.items():
+            instance.install(key, luggage)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """All versions have come."""
+        if self.rejected:
+            return
         self.ready = True
         out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
 

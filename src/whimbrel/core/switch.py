@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from whimbrel.core.arrival import Receiver, catch_up
 from whimbrel.core.departure import OVERHEAD, Sender
@@ -117,6 +117,11 @@ class SwitchOut(Sender, kw_only=True, tag=True):
                     self.hinted.append(key)
                 elif not self.shipped:
                     self.absent.append(key)
+
+    def ask_for_all(self, instance: Instance) -> None:
+        """The destination asks for something, nobody understands for what: it gets everything, one after the other."""
+        if self.closed and self.move.order == "demand":
+            self.rest = instance.keys_in(self.move)[::-1]
 
     def ask(self, instance: Instance, fetch: Fetch) -> None:
         """The destination asks for units; what they hold is known when the batch is over."""
@@ -287,7 +292,9 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     bins: list[int] | None = None
     """Bins that have not been asked for, the last one first; None before the first question."""
     ticks: list[Tick] = []
-    ready: bool = False
+
+    keeps: ClassVar[bool] = True
+    """The source has forgotten what it sent."""
 
     @property
     def hurries(self) -> bool:
@@ -351,12 +358,11 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: states, and what waited for them at the source."""
-        for key, luggage in parcel.keys.items():
-            whole = self.join(instance, key, luggage, parcel)
-            if whole is not None:
-                instance.install(key, whole)
+        backlog = {key: instance.received(records) for key, records in parcel.backlog.items()}
+        for key, luggage in self.joined(instance, parcel).items():
+            instance.install(key, luggage)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
-            older = [instance.restored(record) for record in parcel.backlog.get(key, ())]
+            older = backlog.get(key, [])
             if older and self.move.order == "replica":
                 instance.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
             if key in instance.entries or older:

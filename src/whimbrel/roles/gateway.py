@@ -32,6 +32,7 @@ from whimbrel.core.record import (
     Opened,
     Parked,
     Ready,
+    Rejected,
     Result,
     Saved,
     Warm,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from whimbrel.roles.savings import Savings
     from whimbrel.store import CentralStore
 
-Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted | Evicted], None]
+Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted | Evicted | Rejected], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
 
 PERIOD = 0.5

@@ -244,7 +244,7 @@ class InstanceActor(Actor):
         posts = sorted((post for emissions in out for post in emissions.posts), key=lambda post: post.kind)
         for name in sorted({post.to for post in posts}):
             self.world.maybe_die()
-            records = [as_record(post) for post in posts if post.to == name]
+            records = [self.world.carried(as_record(post)) for post in posts if post.to == name]
             if name == STORE:
                 self.world.spools[self.name].append(records, count=1, writer=self.name, counter=self.batch)
                 continue

@@ -22,6 +22,7 @@ from heapq import heappush, heapreplace
 from math import log
 from typing import Any
 
+from whimbrel.core.record import Kind, Record
 from whimbrel.log.memory import MemoryLog
 from whimbrel.sim.actors import Actor, Died, GatewayActor, InstanceActor, OutletActor
 from whimbrel.sim.loss import LossActor, StoreActor
@@ -33,6 +34,10 @@ KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 
 IDLE = 0.4
 """Whoever has found nothing to do looks again after a while: most steps would find nothing otherwise."""
+
+
+UNDONE = {"live", "pause", "fluid"}
+"""Protocols that a damaged parcel calls off. Others wait for somebody who can read it: here, for ever."""
 
 
 class Stuck(Exception):
@@ -49,6 +54,9 @@ class World:
         self.steps = 0
         self.tally: Counter[str] = Counter()
         """How often what the simulator is there for has happened."""
+        # A generator of its own, so that histories without damage are what they were before there was any.
+        self._harm = random.Random(f"harm/{seed}/{protocol}")
+        self._harmful = chaos and protocol in UNDONE and self._harm.random() < 0.2
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int, Actor]] = []
 
@@ -128,6 +136,13 @@ class World:
         """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of
         worlds to the garbage collector takes a tenth of the time."""
         vars(self).clear()
+
+    def carried(self, record: Record) -> Record:
+        """A post as it arrives: damaged, once in a while."""
+        if not self._harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED) or self._harm.random() > 0.2:
+            return record
+        self.tally["parcels damaged"] += 1
+        return record._replace(body=record.body[:-1] + bytes((record.body[-1] ^ 1,)))
 
     @property
     def now_us(self) -> int:

@@ -1,7 +1,7 @@
 """The two-step hand-over that `live` and `pause` share: prepare until the destination is READY, then CUTOVER.
 
     ordered ─Ordered─▶ preparing ─Ready (all parts)─▶ committing ─Left and Opened (all parts)─▶ done
-                           └─────Abandoned─▶ undoing ─Aborted (source, all parts)─▶ aborted
+                           └─────Abandoned or Rejected─▶ undoing ─Aborted (source, all parts)─▶ aborted
 
 The point of no return is the order to CUTOVER: a router that has it routes to the destination, and the source will
 forget. Everything before can be undone, because until then the source forgets nothing.
@@ -26,7 +26,7 @@ from whimbrel.core.protocols.machine import (
     late,
     undone,
 )
-from whimbrel.core.record import Aborted, Left, Opened, Ready, Routing
+from whimbrel.core.record import Aborted, Left, Opened, Ready, Rejected, Routing
 from whimbrel.core.router import Abort, Begin
 
 
@@ -38,7 +38,7 @@ def handover(
     def begin(migration: Migration, event: Ordered) -> Answer:
         return preparing, [Begin(migration.move)]
 
-    def abandon(migration: Migration, event: Abandoned) -> Answer:
+    def abandon(migration: Migration, event: Abandoned | Rejected) -> Answer:
         migration.reason = event.reason
         return undoing, [Abort(migration.move)]
 
@@ -48,6 +48,7 @@ def handover(
         # out
         (ORDERED, Abandoned): abandon_unbegun,
         (preparing, Abandoned): abandon,
+        (preparing, Rejected): abandon,
         (undoing, Aborted): undone,
         (ABORTED, Aborted): undone,
     }
@@ -55,9 +56,9 @@ def handover(
         {
             preparing: (Ordered,),
             committing: (Ordered, Ready, Abandoned),
-            undoing: (Ordered, Ready, Abandoned),
+            undoing: (Ordered, Ready, Abandoned, Rejected),
             DONE: (Ordered, Ready, Left, Opened, Abandoned),
-            ABORTED: (Ordered, Ready, Abandoned),
+            ABORTED: (Ordered, Ready, Abandoned, Rejected),
         }
     )
     return Protocol(

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Order, Ready, Routing, Warm
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Order, Ready, Rejected, Routing, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
@@ -92,6 +92,7 @@ Event = (
     | Fenced
     | Loaded
     | Evicted
+    | Rejected
 )
 
 # ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
@@ -276,7 +277,10 @@ def closing(preparing: str, committing: str) -> Table:
         return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
 
     def settle(migration: Migration, event: Left | Opened) -> Answer:
-        return (DONE if weigh(migration, event) else committing), []
+        if not weigh(migration, event):
+            return committing, []
+        migration.reason = None  # whatever held it up
+        return DONE, []
 
     return {(preparing, Ready): ready, (committing, Left): settle, (committing, Opened): settle}
 
@@ -321,6 +325,12 @@ def forget(migration: Migration) -> list[Command]:
     return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
 
 
+def hold_up(migration: Migration, event: Rejected) -> Answer:
+    """Something was refused, and there is no way back: what has not arrived waits for somebody who can take it."""
+    migration.reason = event.reason
+    return migration.phase, []
+
+
 def stay(migration: Migration, event: Any) -> Answer:
     """The rule for an event that changes nothing: it came twice, or late."""
     return migration.phase, []
@@ -330,7 +340,7 @@ def _tell(event: Event) -> str:
     name = type(event).__name__
     if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
-    if isinstance(event, (Abandoned, Failed)):
+    if isinstance(event, (Abandoned, Failed, Rejected)):
         return f"{name}: {event.reason}"
     if isinstance(event, Loaded):
         return f"{name} {event.keys} keys, {event.size} bytes"

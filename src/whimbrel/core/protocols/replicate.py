@@ -39,11 +39,12 @@ from whimbrel.core.protocols.machine import (
     closing,
     cut_over,
     forget,
+    hold_up,
     late,
     undone,
 )
 from whimbrel.core.protocols.switching import announce, switch
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Warm
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, Warm
 
 COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
 
@@ -73,7 +74,7 @@ def take_over(migration: Migration, event: Takeover) -> Answer:
     return SWITCHING, switch(migration)
 
 
-def abandon(migration: Migration, event: Abandoned) -> Answer:
+def abandon(migration: Migration, event: Abandoned | Rejected) -> Answer:
     """Out: the copies are not needed."""
     migration.reason = event.reason
     return CEASING, _cease(migration)
@@ -88,6 +89,9 @@ TABLE: Table = {
     (ORDERED, Abandoned): abandon_unbegun,
     (COPYING, Abandoned): abandon,
     (STANDBY, Abandoned): abandon,
+    (COPYING, Rejected): abandon,
+    (STANDBY, Rejected): abandon,
+    (SWITCHING, Rejected): hold_up,
     (CEASING, Aborted): undone,
     (ABORTED, Aborted): undone,
 }
@@ -97,9 +101,9 @@ TABLE |= late(
         STANDBY: (Ordered, Warm),
         SWITCHING: (Ordered, Warm, Takeover, Abandoned),
         SETTLING: (Ordered, Warm, Takeover, Ready, Abandoned),
-        CEASING: (Ordered, Warm, Abandoned),
+        CEASING: (Ordered, Warm, Abandoned, Rejected),
         DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned),
-        ABORTED: (Ordered, Warm, Abandoned),
+        ABORTED: (Ordered, Warm, Abandoned, Rejected),
     }
 )
 

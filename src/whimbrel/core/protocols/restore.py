@@ -52,7 +52,7 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready
+from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected
 from whimbrel.core.router import Fence, Restore
 
 FENCING, LOADING, REPLAYING = "fencing", "loading", "replaying"
@@ -123,7 +123,7 @@ def evicted(migration: Migration, event: Evicted) -> Answer:
     return migration.phase, []
 
 
-def abandon(migration: Migration, event: Abandoned) -> Answer:
+def abandon(migration: Migration, event: Abandoned | Rejected) -> Answer:
     """Out: the keys stay with nobody."""
     migration.reason = event.reason
     return ABORTED, _call_off(migration)
@@ -147,6 +147,7 @@ TABLE: Table = {
     (ORDERED, Abandoned): abandon_unbegun,
     (FENCING, Abandoned): abandon,
     (LOADING, Abandoned): abandon,
+    (LOADING, Rejected): abandon,
     (ABORTED, Aborted): cleared,
 }
 TABLE |= late(
@@ -155,7 +156,7 @@ TABLE |= late(
         LOADING: (Ordered, Fenced),
         REPLAYING: (Ordered, Fenced, Loaded, Ready, Abandoned),
         DONE: (Ordered, Fenced, Loaded, Ready, Opened, Abandoned),
-        ABORTED: (Ordered, Fenced, Loaded, Ready, Abandoned),
+        ABORTED: (Ordered, Fenced, Loaded, Ready, Abandoned, Rejected),
     }
 )
 

@@ -24,9 +24,10 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     closing,
     cut_over,
+    hold_up,
     late,
 )
-from whimbrel.core.record import Kind, Left, Opened, Order, Ready
+from whimbrel.core.record import Kind, Left, Opened, Order, Ready, Rejected
 from whimbrel.core.router import Begin
 
 
@@ -51,6 +52,7 @@ def switching(name: str, *, moving: str, settling: str, order: Order, options: f
         (ORDERED, Ordered): begin,
         (ORDERED, Abandoned): abandon_unbegun,
         **closing(moving, settling),
+        (moving, Rejected): hold_up,
     }
     table |= late(
         {
