@@ -27,12 +27,13 @@ from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.gateway.dead_letters import DeadLetter
+from whimbrel.log.disk import RESERVE
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_all
 from whimbrel.outlet.outlet import Watch
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
-from whimbrel.roles.site import TRIGGER, query_maker, stage_of
+from whimbrel.roles.site import TRIGGER, query_maker, site_disk, stage_of
 from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.session import session
@@ -61,6 +62,7 @@ class App(Control):
         links: Given = IDEAL,
         store: str | None = None,
         save_every: float = SAVE_EVERY,
+        reserve: int = RESERVE,
     ) -> None:
         self.pipeline, self._temporary = pipeline, temporary
         self._lock = lock_all(data)
@@ -79,6 +81,7 @@ class App(Control):
                 watch=watch,
                 store=store,
                 save_every=save_every,
+                reserve=reserve,
             )
         except BaseException:
             self._lock.close()
@@ -89,7 +92,9 @@ class App(Control):
         self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
         make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
-        places = {name: Site(name, data / "sites" / name, make, self.links) for name in sites}
+        places = {
+            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve)) for name in sites
+        }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, self.clock_us, links)
         self._stopped = False
@@ -212,14 +217,16 @@ def run(
     links: Given = IDEAL,
     store: str | Path | None = None,
     save_every: float = SAVE_EVERY,
+    reserve: int = RESERVE,
 ) -> App:
     """Run a pipeline on this machine. All keys begin at the first site.
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
     a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
-    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites.
-    `store`: a directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved.
+    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites. `store`: a
+    directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved. `reserve`:
+    while fewer bytes are free on a disk, whoever writes to it takes nothing in.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
@@ -241,6 +248,7 @@ def run(
             links=links,
             store=None if store is None else str(store),
             save_every=save_every,
+            reserve=reserve,
         )
     except BaseException:
         if data is None:

@@ -212,7 +212,7 @@ def test_a_feed_whose_gateway_cannot_write_tells_it(tmp_path: Path) -> None:
     line = Line()
 
     def append(*args: Any, **named: Any) -> int | None:
-        raise Unavailable("the disk is full")
+        raise Unavailable("it is not there")
 
     line.ingress.append = append  # type: ignore[method-assign]
     feed = line.run(items(row(1)))

@@ -7,9 +7,11 @@ the last.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +169,42 @@ def test_data_flows_without_an_orchestrator_and_the_next_one_ends_what_it_had_be
         os.kill(deployed.up.process.pid, signal.SIGCONT)
     deployed.finish(id)
     deployed.wait(lambda: deployed.states() == {"alive"}, "all are heard again")
+
+
+def test_a_site_whose_disk_is_full_stands_still_says_so_and_goes_on(deployed: Deployed) -> None:
+    """A limit on the size of files is what a full disk looks like that needs no disk of its own: every write fails."""
+    name = f"site {deployed.at}"
+    life = deployed.pids(name)
+    limit(life[-1], 0)
+    try:
+        deployed.wait(lambda: deployed.at in deployed.client.status()["disks"], "it says so")
+        told = deployed.client.status()["disks"][deployed.at]
+        assert told.startswith(f"the disk of {deployed.at} is full (")
+        assert [site.disk for site in deployed.client.sites() if site.name == deployed.at] == [told]
+    finally:
+        limit(life[-1], resource.RLIM_INFINITY)
+    deployed.flow()
+    deployed.wait(lambda: not deployed.client.status()["disks"], "it says no more")
+    assert deployed.pids(name) == life, "nobody had to start it again"
+    deployed.finish(deployed.begin("live", "copying"))
+
+
+def limit(pid: int, size: int) -> None:
+    """Let no file of a process, and of all that it started, grow beyond this; children that it starts inherit it."""
+    for _ in range(2):  # and those that were started meanwhile by one whose turn had not come
+        for one in [pid, *descendants(pid)]:
+            with suppress(ProcessLookupError):
+                hard = resource.prlimit(one, resource.RLIMIT_FSIZE)[1]
+                resource.prlimit(one, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for tasks in Path("/proc", str(pid), "task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, tasks.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def test_all_results_are_exact_after_all_of_this(deployed: Deployed) -> None:

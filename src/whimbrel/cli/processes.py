@@ -14,6 +14,7 @@ from whimbrel.control.access import make_token
 from whimbrel.control.peers import DEAD, SUSPECT
 from whimbrel.control.remote import remote
 from whimbrel.core.errors import Conflict, Refused, Retry
+from whimbrel.log.disk import RESERVE
 from whimbrel.processes.deployment import Deployment, load_job
 from whimbrel.processes.gateway import GatewayProcess
 from whimbrel.processes.life import Process, address_in, live
@@ -32,6 +33,7 @@ Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log."
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two savings.")]
+Reserve = Annotated[int, typer.Option(help="Bytes that must be free on a disk; below, nothing is taken in.")]
 Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
 Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
 NoRestore = Annotated[bool, typer.Option("--no-restore", help="Restore nothing by itself when a site is dead.")]
@@ -51,6 +53,7 @@ def orchestrator(
     max_backlog: MaxBacklog = 200_000,
     store: Store = None,
     save_every: SaveEvery = SAVE_EVERY,
+    reserve: Reserve = RESERVE,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     no_restore: NoRestore = False,
@@ -62,7 +65,7 @@ def orchestrator(
 
     Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
     """
-    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog, _address(store), save_every)
+    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve)
     _live(
         lambda: OrchestratorProcess(
             load_job(job),
@@ -110,6 +113,7 @@ def up(
     max_backlog: MaxBacklog = 200_000,
     store: Store = None,
     save_every: SaveEvery = SAVE_EVERY,
+    reserve: Reserve = RESERVE,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     no_restore: NoRestore = False,
@@ -126,8 +130,9 @@ def up(
     load_job(job)
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
-    settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port), *(["--keep"] if keep else [])]
-    settings += ["--save-every", str(save_every), *(["--store", store] if store is not None else [])]
+    settings += ["--reserve", str(reserve), "--save-every", str(save_every)]
+    settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port)]
+    settings += [*(["--keep"] if keep else []), *(["--store", store] if store is not None else [])]
     settings += [*(["--no-restore"] if no_restore else []), *(["--restore-to", restore_to] if restore_to else [])]
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}

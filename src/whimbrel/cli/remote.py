@@ -70,6 +70,8 @@ def status(
     moving = {id: p for s in found["stages"].values() for id, p in s["migrations"].items() if p not in _OVER}
     if moving:
         console.print("under way: " + ", ".join(f"{id} {phase}" for id, phase in moving.items()))
+    for full in found.get("disks", {}).values():
+        console.print(f"[bold yellow]{escape(full)}[/]")
     if found["error"]:
         console.print(f"[bold red]{escape(found['error'])}[/]")
     _write(found, json)
@@ -86,8 +88,8 @@ def sites(
         found = client.sites()
     table = _table("site", "instances", "keys>", "state>", "")
     for site in found:
-        health = "running" if site.running else "not all run"
-        table.add_row(site.name, ", ".join(site.instances), f"{site.keys:,}", _bytes(site.state_bytes), health)
+        health = site.disk or ("running" if site.running else "not all run")
+        table.add_row(site.name, ", ".join(site.instances), f"{site.keys:,}", _bytes(site.state_bytes), escape(health))
     Console().print(table)
     _write(found, json)
 

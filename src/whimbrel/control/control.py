@@ -338,7 +338,8 @@ class Control:
     def status(self) -> dict[str, Any]:
         """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
         flow = self._reach.gateway.status()
-        sites = [site.status() for site in self.sites.values()]
+        there = {name: site.status() for name, site in self.sites.items()}
+        sites, disks = list(there.values()), {"gateway": flow.disk, **{name: one.disk for name, one in there.items()}}
         return {
             "pipeline": self.name,
             "records": {
@@ -351,6 +352,7 @@ class Control:
             "source": {"ended": flow.ended, "error": flow.error},
             "stages": {name: one.status(flow.stages.get(name, FlowStatus())) for name, one in self.stages.items()},
             "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
+            "disks": {name: full for name, full in disks.items() if full},
             "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
         }
 

@@ -44,7 +44,7 @@ class Desk:
         sizes = {stage.name: stage.flow().state_bytes for stage in stages}
         running = {name for stage in stages for name, found in stage.seen().items() if found.running}
         found = []
-        for site in self._control.sites:
+        for site, port in self._control.sites.items():
             here = [(stage.name, name) for stage in stages for name in stage.instances.at(site)]
             found.append(
                 SiteStatus(
@@ -53,6 +53,7 @@ class Desk:
                     keys=sum(counts[stage][name] for stage, name in here),
                     state_bytes=sum(sizes[stage].get(name, 0) for stage, name in here),
                     running=all(name in running for _, name in here),
+                    disk=port.status().disk,
                 )
             )
         return found

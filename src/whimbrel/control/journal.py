@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, NewerFormat, Unavailable
+from whimbrel.core.errors import Corrupt, Full, NewerFormat, Unavailable
 from whimbrel.core.protocols.machine import Migration
+from whimbrel.log.embedded import is_full
 
 FORMAT = 1
 Statement = tuple[str, tuple[object, ...]]
@@ -118,4 +119,5 @@ class Journal:
                         self._db.execute("ROLLBACK")
                     raise
         except sqlite3.OperationalError as error:
-            raise Unavailable(f"the journal cannot be written: {error}") from error
+            kind = Full if is_full(error) else Unavailable
+            raise kind(f"the journal cannot be written: {error}") from error

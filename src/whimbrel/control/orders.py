@@ -52,13 +52,17 @@ class Request:
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """A site: its instances, how many keys and bytes of state are there, and whether all of them run."""
+    """A site: its instances, how many keys and bytes of state are there, and whether all of them run.
+
+    `disk` says why it takes nothing in, if its disk is full.
+    """
 
     name: str
     instances: list[str]
     keys: int
     state_bytes: int
     running: bool
+    disk: str | None = None
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     error: str | None = None
     """What ended it, if it did not end by itself."""
     stages: dict[str, FlowStatus] = {}
+    disk: str | None = None
+    """Why nothing is taken in, or delivered: its disk is full."""
 
 
 class GatewayPort(Protocol):

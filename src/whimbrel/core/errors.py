@@ -7,6 +7,7 @@
     │   └── BadRecord          this input cannot be taken in (dead-lettered with its reason)
     ├── Retry              the same call may succeed later; nothing has happened
     │   └── Unavailable        something it needs is not there right now
+    │       └── Full               room on a disk, for instance
     ├── Stop               data on disk is not what it must be: do not go on, look
     │   ├── Trimmed            a read of what was given up
     │   ├── Corrupt            bytes that do not decode, or whose checksum is wrong
@@ -58,6 +59,16 @@ class Retry(WhimbrelError):
 
 class Unavailable(Retry):
     """Something the call needs is not there right now."""
+
+
+class Full(Unavailable):
+    """A disk has no room: make some, and the same call succeeds."""
+
+    SIGN = "no room on the disk"
+    """In every message, so that it is known again wherever only words arrive."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"{self.SIGN}: {why}")
 
 
 class Stop(WhimbrelError):

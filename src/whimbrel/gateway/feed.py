@@ -1,7 +1,8 @@
 """The feed: a thread that carries a source's rows to the gateway at their rate, and bad ones to the dead letters.
 
 Rows travel in small batches, many a second: enough to spare the log, few enough to add no latency worth naming. When
-the inboxes have too much to do, the feed waits: the source is the only place where a record may wait without harm.
+the inboxes have too much to do, or a disk is full, the feed waits: the source is the only place where a record may wait
+without harm.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from whimbrel.core.errors import BadRecord
@@ -16,6 +18,7 @@ from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.gateway.sources import Numbered, Source
+from whimbrel.log.disk import persist
 
 PERIOD = 0.02
 BATCH = 5_000
@@ -34,6 +37,8 @@ class Feed:
         self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
         self.ended = threading.Event()
         self.error: Exception | None = None
+        self.held_up: Exception | None = None
+        """A full disk that its rows cannot be written to, for the moment."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"feed-{source.name}", daemon=True)
 
@@ -67,10 +72,14 @@ class Feed:
             if due >= 1 and not batch:
                 return
             if batch:
-                self._take(batch)
+                if not persist(partial(self._take, batch), self._stop.wait, self._hold_up):
+                    return
                 due -= len(batch)
             if rate is not None:
                 self._stop.wait(PERIOD)
+
+    def _hold_up(self, error: Exception | None) -> None:
+        self.held_up = error
 
     def _take(self, batch: list[Numbered]) -> None:
         answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)]))

@@ -16,6 +16,7 @@ Each blob has a checksum, looked at whenever it is read: SQLite finds damage to 
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import tempfile
@@ -25,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
-from whimbrel.core.errors import Bug, Corrupt, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
+from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
 from whimbrel.log.contract import Entry, Lane, fitting
 from whimbrel.log.forks import FORKS
 
@@ -191,7 +192,8 @@ def _create(path: Path) -> None:
     except sqlite3.Error as error:
         raise _translated(error, path) from error
     except OSError as error:
-        raise Unavailable(f"{path}: cannot be created: {error}") from error
+        kind = Full if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else Unavailable
+        raise kind(f"{path}: cannot be created: {error}") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -261,16 +263,25 @@ def _counter(db: sqlite3.Connection, writer: str, lane: Lane) -> int:
 
 
 def _translated(error: sqlite3.Error, path: Path) -> WhimbrelError:
+    if is_full(error):
+        return Full(f"{path}: {error}")
     # The low byte is the kind of error, the rest its circumstances.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
     return _ERRORS.get(code, Bug)(f"{path}: {error}")
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether SQLite could not write for want of room: in the file, or in the one that its readers share."""
+    return getattr(error, "sqlite_errorcode", None) in _FULL
+
+
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 
 _ERRORS: dict[int, type[WhimbrelError]] = {
     sqlite3.SQLITE_BUSY: Unavailable,
     sqlite3.SQLITE_LOCKED: Unavailable,
     sqlite3.SQLITE_PROTOCOL: Unavailable,  # lost too many races while connecting
-    sqlite3.SQLITE_FULL: Unavailable,
     sqlite3.SQLITE_IOERR: Unavailable,
     sqlite3.SQLITE_CANTOPEN: Unavailable,
     sqlite3.SQLITE_READONLY: Unavailable,

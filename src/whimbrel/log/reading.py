@@ -66,6 +66,11 @@ def note_applied(folder: str, offset: Offset) -> None:
         draft.replace(Path(folder, APPLIED))
 
 
+def resume(folder: str) -> None:
+    """Let the reader read on."""
+    Path(folder, HALT).unlink(missing_ok=True)
+
+
 def applied_by(folder: str) -> Offset | None:
     """The offset up to which everything is applied and written; None if the reader has not said yet."""
     try:

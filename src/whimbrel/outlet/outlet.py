@@ -8,6 +8,9 @@ told after that: were the orchestrator to act on it before, the next epoch of a 
 the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
 results do not.
 
+A full disk keeps nothing here from going on later: the outlet goes back to its last commit, as after a crash, and tries
+again until there is room.
+
 If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
 that with the rest. A restoration asks for it, after a fence (core/gate.py).
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
@@ -29,6 +33,7 @@ from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
 from whimbrel.log import codec
 from whimbrel.log.contract import Log
+from whimbrel.log.disk import is_full, pauses
 from whimbrel.outlet.sinks import Mark, Sink
 
 Watch = Callable[[list[Result], int], None]
@@ -80,6 +85,10 @@ class Outlet:
         """By key: the `seq` up to which its results are out. With a store only."""
         self._moved: dict[str, int] = {}
         """What of that is not committed."""
+        self._before: dict[str, int | None] = {}
+        """What it was instead at the last commit."""
+        self._last: bytes | None = None
+        """The last commit."""
         self._fences: list[tuple[Move, threading.Event]] = []
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
@@ -89,6 +98,8 @@ class Outlet:
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: how much state that had when it last spoke."""
         self.error: Exception | None = None
+        self.held_up: Exception | None = None
+        """A full disk that results cannot be written to, for the moment."""
         self._wake = threading.Event()
         self._stopping = False
         self._patience = max((sink.patience for sink in sinks), default=0.0)
@@ -104,6 +115,10 @@ class Outlet:
     def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
         """Take positions, gate and sinks back to the last commit; `reached`: all that was ever kept of it."""
         self.reached = dict(reached or {})
+        self._restore(blob)
+
+    def _restore(self, blob: bytes | None) -> None:
+        self._last = blob
         marks: list[Mark | None] = [None] * len(self.sinks)
         if blob is not None:
             saved = wire.unpack(blob, Commit)
@@ -153,26 +168,61 @@ class Outlet:
         return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
     def _run(self) -> None:
-        try:
-            self._tell()
-            while True:
-                stopping = self._stopping
-                worked = self._pass()
-                if self._fences:
-                    self._raise_fences()
-                if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
-                    self._commit()
-                if not self._dirty:
-                    self._tell()
-                if stopping and not worked:
-                    if self._told:
-                        self._commit()
+        waits = pauses()
+        while True:
+            try:
+                if self.held_up is not None:
+                    self._go_back()
+                self._deliver()
+                return
+            except Exception as error:  # told by status, and by whoever waits
+                if not is_full(error) or self._stopping:
+                    self.error = error
                     return
-                if not worked:
-                    self._wake.wait(0.05)
-                    self._wake.clear()
-        except Exception as error:  # told by status, and by whoever waits
-            self.error = error
+                waits = waits if self.held_up is not None else pauses()
+                self.held_up = error
+            self._wake.clear()
+            self._rest(next(waits))
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def _go_back(self) -> None:
+        """Take everything back to the last commit, as a crash would."""
+        for sink in self.sinks:
+            with suppress(OSError):  # what it still had to write, it will be given again
+                sink.close()
+        self.gate, self.positions, self.delivered, self._dirty, self._untold = Gate(), {}, 0, {}, []
+        for key, seq in self._before.items():
+            if seq is None:
+                del self.reached[key]
+            else:
+                self.reached[key] = seq
+        self._moved, self._before = {}, {}
+        self._restore(self._last)
+
+    def _deliver(self) -> None:
+        self._tell()
+        while True:
+            stopping = self._stopping
+            worked = self._pass()
+            if self._fences:
+                self._raise_fences()
+            if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
+                self._commit()
+            if not self._dirty:
+                self.held_up = None
+                self._tell()
+            if stopping and not worked:
+                if self._told:
+                    self._commit()
+                return
+            if not worked:
+                self._wake.wait(0.05)
+                self._wake.clear()
 
     def _pass(self) -> bool:
         """Read what is new in every outbox, and deliver it."""
@@ -223,6 +273,7 @@ class Outlet:
     def _note(self, reached: list[tuple[str, int]]) -> None:
         for key, seq in reached:
             if seq > self.reached.get(key, -1):
+                self._before.setdefault(key, self.reached.get(key))
                 self.reached[key] = self._moved[key] = seq
 
     def _raise_fences(self) -> None:
@@ -253,7 +304,7 @@ class Outlet:
             self._save(blob)
         else:
             self._keep(blob, self._moved)
-        self._moved = {}
+        self._last, self._moved, self._before, self.held_up = blob, {}, {}, None
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():

@@ -157,7 +157,7 @@ class ParquetSink(_Plain):
 
     def open(self, mark: Mark | None) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        self._number = mark["files"] if mark else 0
+        self._number, self._rows = mark["files"] if mark else 0, []
         for file in self._path.iterdir():
             ours = re.fullmatch(r"part-(\d{6,})\.parquet", file.name)
             if ours and int(ours[1]) >= self._number:
@@ -223,6 +223,7 @@ class StageSink(_Plain):
         self._pending: list[Result] = []
 
     def open(self, mark: Mark | None) -> None:
+        self._number, self._pending = 0, []
         if mark:
             self._number = mark["number"]
             self._pending = msgspec.convert(mark["pending"], list[Result])

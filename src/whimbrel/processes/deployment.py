@@ -17,6 +17,7 @@ from whimbrel.control.control import check_directory
 from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.log.disk import RESERVE
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.roles.site import TRIGGER
@@ -37,6 +38,8 @@ class Deployment(msgspec.Struct, frozen=True):
     store: str | None = None
     """The address of the central store."""
     save_every: float = SAVE_EVERY
+    reserve: int = RESERVE
+    """Bytes that must be free on every disk for anything to be taken in."""
 
     def save(self, journal: Journal) -> None:
         """Let the others know."""

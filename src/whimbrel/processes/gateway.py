@@ -37,6 +37,7 @@ class GatewayProcess:
             App.clock_us,
             keep=deployment.keep,
             max_backlog=deployment.max_backlog,
+            reserve=deployment.reserve,
             watch=lambda results, now_us: None,
             store=deployment.store,
             save_every=deployment.save_every,

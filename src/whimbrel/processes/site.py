@@ -15,13 +15,13 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
-from whimbrel.core.errors import UnknownName
+from whimbrel.core.errors import Retry, UnknownName
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import agreed
 from whimbrel.processes.life import Heart, new_life, orchestrator_at
-from whimbrel.roles.site import query_maker
+from whimbrel.roles.site import query_maker, site_disk
 from whimbrel.site.links import Links
 from whimbrel.site.site import Site
 from whimbrel.spark.session import session
@@ -49,7 +49,8 @@ class SiteProcess:
         source = pipeline.make_source()
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
         make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
-        self.site = Site(name, data / "sites" / name, make, self.links)
+        disk = site_disk(name, data, deployment.reserve)
+        self.site = Site(name, data / "sites" / name, make, self.links, disk)
         api = bare(f"whimbrel site {name}")
         offer(api, SitePort, self.site, secret)
         self.server = Server(api)
@@ -70,7 +71,11 @@ class SiteProcess:
         context = self.spark.sparkContext._jsc
         if context is None or context.sc().isStopped():
             raise RuntimeError("Spark has stopped")
-        self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, self.site.status()))
+        try:
+            status = self.site.status()
+        except Retry as error:
+            raise RuntimeError("nobody can say how the site is") from error
+        self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, status))
 
     @property
     def error(self) -> Exception | None:

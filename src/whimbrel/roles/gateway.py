@@ -19,7 +19,7 @@ from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.errors import Full, Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import (
@@ -44,6 +44,7 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.codec import ROWS
+from whimbrel.log.disk import RESERVE, Disk
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
 from whimbrel.log.spool import Spool
@@ -209,11 +210,15 @@ class GatewayRole:
         watch: Watch,
         store: str | None = None,
         save_every: float = SAVE_EVERY,
+        reserve: int = RESERVE,
     ) -> None:
         """`store`: the address of the central store, if there is one; what changes is saved there every so often."""
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
+        self._held_up: Exception | None = None
+        """A full disk that a snapshot cannot be written to, for the moment."""
+        self._disk = Disk("the gateway", [logs.folder], reserve)
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
@@ -226,7 +231,7 @@ class GatewayRole:
             sinks = [StageSink(flows[0].ingest)]
         self.flows = {flow.stage.name: flow for flow in flows}
         self.first, self.last = flows[0], flows[-1]
-        self.feed = Feed(source, intake, self.first.gateway, self.dead, partial(self.first.is_full, max_backlog))
+        self.feed = Feed(source, intake, self.first.gateway, self.dead, partial(self._is_full, max_backlog))
         self._stopping = threading.Event()
         self._saver = threading.Thread(target=self._save_all, name="saver", daemon=True)
 
@@ -259,6 +264,9 @@ class GatewayRole:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
+                self._held_up = None
+            except Full as error:  # again in a moment
+                self._held_up = error
             except Exception as error:  # told by whoever waits
                 self.error = error
 
@@ -331,7 +339,17 @@ class GatewayRole:
             ended=self.feed.ended.is_set(),
             error=told(self.feed.error or self.error),
             stages={name: flow.status() for name, flow in self.flows.items()},
+            disk=self._disk.full or next(map(self._disk.told, self._standing()), None),
         )
+
+    def _is_full(self, most: int) -> bool:
+        """Whether nothing may be taken in: somebody has too much to do already, or there is no room."""
+        return self._disk.full is not None or self.first.is_full(most)
+
+    def _standing(self) -> list[Exception]:
+        """Full disks that somebody here waits for."""
+        outlets = [flow.outlet.held_up for flow in self.flows.values()]
+        return [error for error in (self.feed.held_up, *outlets, self._held_up) if error is not None]
 
     def _flow(self, stage: str) -> StageFlow:
         if stage not in self.flows:

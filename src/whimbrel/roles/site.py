@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from whimbrel.core.errors import UnknownName
 from whimbrel.core.saving import STORE
+from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
 from whimbrel.log.spool import Spool
 from whimbrel.pipeline import Pipeline
@@ -62,6 +64,11 @@ def query_maker(
         )
 
     return make
+
+
+def site_disk(name: str, data: Path, reserve: int) -> Disk:
+    """Where a site writes: its checkpoints, the logs, and what Spark shuffles."""
+    return Disk(name, [data / "sites" / name, data / "logs", Path(tempfile.gettempdir())], reserve)
 
 
 def stage_of(instance: str) -> str:

@@ -3,7 +3,8 @@
     <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
 
 The site obeys; what is to run where is decided by the orchestrator. Whatever runs here and dies is started again here,
-though: that takes no decision, and must not wait for anybody.
+though: that takes no decision, and must not wait for anybody. While its disk is full the site stands still: no query
+begins a batch, and one that the full disk has ended is tried again until there is room.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.errors import Full, Retry, Unavailable
+from whimbrel.log.disk import SIGNS, Disk, is_full, pauses
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
 from whimbrel.spark.query import StageQuery
@@ -26,13 +30,29 @@ PERIOD = 0.2
 RESTARTS = 3
 PATIENCE = 300.0
 """An instance whose query dies more than so often within so many seconds is left alone."""
+CALM = 60.0
+"""How long a query must live after the disk was full for the next time to count as the first."""
+
+
+@dataclass
+class Tries:
+    """An instance that a full disk has ended: why, when it is tried again, and when it was last started."""
+
+    why: str
+    due: float | None = None
+    begun: float = 0.0
+    waits: Iterator[float] = field(default_factory=pauses)
 
 
 class Site:
     """One place."""
 
-    def __init__(self, name: str, folder: Path, make: Make, links: Links) -> None:
+    def __init__(self, name: str, folder: Path, make: Make, links: Links, disk: Disk | None = None) -> None:
         self.name, self.folder, self._make, self.links = name, folder, make, links
+        self._disk = disk or Disk(name, [folder])
+        self._low: str | None = None
+        """Why nothing is taken in at the moment."""
+        self._tries: dict[str, Tries] = {}
         self.queries: dict[str, StageQuery] = {}
         self.places: Mapping[str, str] = {}
         """By instance, where it runs, as the orchestrator last said."""
@@ -87,6 +107,9 @@ class Site:
                 self._awaited.discard(instance)
 
     def _run(self, instance: str) -> None:
+        low = self._disk.full
+        if low is not None:
+            raise Full(low)
         self.links.look(instance)
         query = self._make(instance, self.checkpoint(instance))
         query.start()
@@ -114,6 +137,7 @@ class Site:
         with self._changing:
             query = self.queries.pop(instance, None)
             self._failed.pop(instance, None)
+            self._tries.pop(instance, None)
         if query is not None:
             query.stop()
             self._past += query.progress
@@ -129,6 +153,7 @@ class Site:
             shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
             whole.rename(here)
         except (OSError, shutil.Error) as error:
+            shutil.rmtree(whole, ignore_errors=True)  # a full disk needs the room
             raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error
         return sum(file.stat().st_size for file in here.rglob("*") if file.is_file())
 
@@ -159,10 +184,19 @@ class Site:
     def _watch_all(self) -> None:
         while not self._closing.wait(PERIOD):
             try:
+                self._look_at_disk()
                 for instance in list(self.queries):
                     self._check(instance)
             except Exception as error:  # whatever it is, it must be told, and the watch goes on
                 self.error = error
+
+    def _look_at_disk(self) -> None:
+        """Let nothing begin a batch while there is too little room, and everything when there is enough."""
+        low = self._disk.full
+        with self._changing:
+            for query in self.queries.values() if (low is None) != (self._low is None) else ():
+                query.hold(low is not None)
+            self._low = low
 
     def _check(self, instance: str) -> None:
         """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
@@ -171,14 +205,40 @@ class Site:
             if query is None or instance in self._awaited or instance in self._failed:
                 return
             if query.is_active or query.exception is None:
+                self._forgive(instance)
+                return
+            if is_full(query.exception):
+                self._try_again(instance, query.exception)
+                return
+            if self._low is not None:
                 return
             now = time.monotonic()
             deaths = [moment for moment in self._deaths.get(instance, ()) if now - moment < PATIENCE]
             self._deaths[instance] = [*deaths, now]
             if len(deaths) < RESTARTS:
-                self._run(instance)
+                with suppress(Full):  # just now: it waits
+                    self._run(instance)
             else:
-                self._failed[instance] = f"{instance} at {self.name} keeps failing"
+                self._failed[instance] = f"{instance} at {self.name} keeps failing: {told(query.exception)}"
+
+    def _try_again(self, instance: str, error: Exception) -> None:
+        """A full disk has ended a query: nothing is wrong with it, so it is started as often as it takes."""
+        now = time.monotonic()
+        tries = self._tries.setdefault(instance, Tries(_gist(error)))
+        if tries.due is None:
+            tries.due = now + next(tries.waits)
+        elif now >= tries.due and self._low is None:
+            tries.due, tries.begun = None, now
+            try:
+                self._run(instance)
+            except Exception as again:
+                if not is_full(again):
+                    raise
+                tries.why = _gist(again)
+
+    def _forgive(self, instance: str) -> None:
+        if instance in self._tries and time.monotonic() - self._tries[instance].begun > CALM:
+            del self._tries[instance]
 
     def failed(self) -> dict[str, str]:
         """Instances that keep dying and were left alone, with the reason."""
@@ -191,11 +251,22 @@ class Site:
             links=self.links.status(self.name),
             failed=self.failed(),
             error=told(self.error or self.links.error),
+            disk=self._low or next(map(self._disk.told, self._standing()), None),
         )
+
+    def _standing(self) -> list[str]:
+        """Why instances stand still that a full disk has ended."""
+        return [tries.why for tries in list(self._tries.values()) if tries.due is not None]
 
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
         return self._past + [ms for query in list(self.queries.values()) for ms in query.progress]
+
+
+def _gist(error: Exception) -> str:
+    """The line of an error that speaks of the disk."""
+    lines = [line.strip() for line in str(error).splitlines() if any(sign in line for sign in SIGNS)]
+    return min(lines, key=len, default=type(error).__name__)[:200]
 
 
 def _status(query: StageQuery) -> InstanceStatus:

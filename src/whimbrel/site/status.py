@@ -43,6 +43,8 @@ class SiteStatus(msgspec.Struct, frozen=True):
     failed: dict[str, str] = {}
     """Instances that keep dying and were left alone, with the reason."""
     error: str | None = None
+    disk: str | None = None
+    """Why it takes nothing in: its disk is full."""
 
 
 def told(error: BaseException | None) -> str | None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,17 +24,19 @@ from typing import ClassVar
 
 import pandas as pd
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from whimbrel.core.errors import Conflict, Refused, Unavailable
+from whimbrel.core.errors import Conflict, Full, Refused, Unavailable, WhimbrelError
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind
 from whimbrel.log import Appendable, Lane, Log, reading
 from whimbrel.log.codec import encode_posts
+from whimbrel.log.disk import is_full
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
@@ -65,6 +68,26 @@ class InstanceSpec:
     trim: bool = True
 
 
+@contextmanager
+def translated() -> Iterator[None]:
+    """What Spark's JVM cannot do for want of room, or because it is no more, as errors of ours."""
+    try:
+        yield
+    except WhimbrelError:
+        raise
+    except Exception as error:
+        if is_full(error):
+            raise Full(str(error).strip().splitlines()[0]) from error
+        if isinstance(error, ConnectionError) or (
+            isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+        ):
+            raise Unavailable(
+                "the JVM that Spark runs in is gone; start again with the same data directory, "
+                f"and everything goes on where it was ({type(error).__name__}: {error})"
+            ) from error
+        raise
+
+
 class StageQuery:
     """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its posts go to."""
 
@@ -90,6 +113,7 @@ class StageQuery:
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @translated()
     def start(self) -> None:
         """Start, from the checkpoint if there is one."""
         if self.is_active:
@@ -130,6 +154,12 @@ class StageQuery:
                 raise Unavailable(f"instance {self.spec.name} did no batch within {timeout:.0f} s")
             time.sleep(0.05)
 
+    def hold(self, held: bool) -> None:
+        """Let it begin no batch, or let it go on."""
+        with suppress(OSError):  # a disk too full for an empty file stops it in another way
+            (reading.halt if held else reading.resume)(self._folder)
+
+    @translated()
     def stop(self, timeout: float = 30.0) -> None:
         """End the query and wait until it has ended.
 
@@ -153,16 +183,19 @@ class StageQuery:
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    @translated()
     def is_active(self) -> bool:
         """Whether it runs."""
         return self._query is not None and self._query.isActive
 
     @property
+    @translated()
     def exception(self) -> StreamingQueryException | None:
         """Why it ended, if it was not stopped."""
         return self._query.exception() if self._query is not None else None
 
     @property
+    @translated()
     def progress(self) -> list[float]:
         """How long each of the recent micro-batches took, in milliseconds, oldest first."""
         if self._query is None:
@@ -172,6 +205,7 @@ class StageQuery:
         return [float(ms["triggerExecution"] - ms.get("latestOffset", 0)) for ms in took if ms.get("addBatch")]
 
     @property
+    @translated()
     def state_commits(self) -> list[float]:
         """How long each of the recent micro-batches took to commit its state, in milliseconds."""
         recent = self._query.recentProgress if self._query is not None else []

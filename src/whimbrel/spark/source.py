@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,9 @@ class InboxReader(DataSourceStreamReader):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if self.reading.folder and start != self._applied:  # Spark asks when all before it is committed
-            note_applied(self.reading.folder, start)
-            self._applied = start
+            with suppress(OSError):  # a full disk: it is said next time
+                note_applied(self.reading.folder, start)
+                self._applied = start
         log = open_log(self.reading.path)
         if not self._awaits(log, start):
             return start
