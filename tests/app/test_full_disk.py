@@ -146,10 +146,9 @@ def test_an_outlet_goes_on_when_there_is_room_and_everything_leaves_once(tmp_pat
 class Query:
     """A query that dies, or does not."""
 
-    progress: tuple[float, ...] = ()
-
     def __init__(self, error: Exception | None) -> None:
         self.exception, self.is_active = error, error is None
+        self.progress = [5.0] if error is None else []
         self.held: list[bool] = []
 
     def start(self) -> None:

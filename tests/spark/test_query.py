@@ -12,10 +12,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.spark.rig import Rig, by_key, stream
+from whimbrel.core import wire
 from whimbrel.core.errors import Refused
-from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Left, Move, Opened, Parked, Ready
-from whimbrel.core.router import Begin, Cutover
+from whimbrel.core.keys import Selection, bin_of
+from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parcel, Parked, Ready, Rejected
+from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.log import Lane
+from whimbrel.log.codec import encode_posts
 
 pytestmark = pytest.mark.spark
 Rigs = Callable[..., Rig]
@@ -199,3 +202,26 @@ def test_a_live_move_loses_and_doubles_nothing(rig: Rigs, prepare: object) -> No
     released = two.released()
     assert by_key(released) == two.expected()
     assert len({(r.key, r.epoch, r.seq, r.n) for r in released}) == len(released) == 400
+
+
+def test_a_damaged_parcel_is_refused_the_move_called_off_and_no_query_dies(rig: Rigs) -> None:
+    two = rig(instances=("a", "b"), groups=1, partitions=1)
+    move = Move("m1", "stage", "live", "a", "b", Selection(keys=frozenset({"k0"})), 1, frozenset({"router"}))
+    two.feed(stream(30, 3))
+    two.start("b")
+    spoilt = wire.pack(Parcel("m1", bin_of("k0"), {}))[:-1] + b"?"
+    posts = encode_posts([(Kind.PARCEL, bin_of("k0"), spoilt)])
+    two.inboxes["b"].append(posts, count=1, writer="a", counter=0, lane=Lane.CONTROL)
+    two.order(Begin(move))
+    two.start("a")
+    two.until(lambda: any(isinstance(notice, Rejected) for notice in two.notices("b")))
+    two.feed(stream(30, 3, 30))
+    two.order(Abort(move))
+    two.feed(stream(30, 3, 60))
+    two.settle()
+    (rejected, aborted) = two.notices("b")
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason == "b refuses a PARCEL: the checksum does not fit"
+    assert [type(aborted), *map(type, two.notices("a"))] == [Aborted, Aborted]
+    assert two.results("b") == []
+    assert by_key(two.released()) == two.expected()

@@ -101,6 +101,17 @@ def test_a_move_that_is_complete_has_nothing_to_do_with_what_cannot_be_read() ->
     assert notices(instance.apply([mark(CUTOVER, LIVE, 11)])) == ["Opened"]
 
 
+def test_what_cannot_be_read_may_have_come_with_a_move_that_begins_later() -> None:
+    """Its parcel may overtake BEGIN, while another move is under way: that one is not the only suspect."""
+    instance = part("b")
+    instance.apply([mark(BEGIN, LIVE, 10)])
+    assert notices(instance.apply([damaged(parcel(LIVE, {"k": luggage(10, "x")}))])) == ["Rejected"]
+    other = move("z", id="m2")
+    out = instance.apply([shipped(other), mark(BEGIN, other, 12)])
+    assert [notice.move for notice in out.notices if isinstance(notice, Rejected)] == ["m2"]
+    assert "it came before this move had begun" in reasons(out)[0]
+
+
 def test_states_of_the_same_job_are_taken_as_their_operator_made_them() -> None:
     """A shape says that both ends run the same class, which its operator may not honour."""
     loose = Luggage(10, "r", [], wire.encode({"seen": ("x",), "more": 1}))

@@ -11,18 +11,39 @@ from tests.unit.records import luggage, move, part
 from whimbrel.core import delta, gate, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
 from whimbrel.core.protocols.machine import Heard, Line, Migration
-from whimbrel.core.record import Closed, Move, Notice, Outgoing, Parcel, Parked, Ready, Result, Shipped
+from whimbrel.core.record import (
+    Closed,
+    Fetch,
+    Move,
+    Notice,
+    Outgoing,
+    Parcel,
+    Parked,
+    Passed,
+    Ready,
+    Rejected,
+    Result,
+    Save,
+    Shipped,
+    Tick,
+)
+from whimbrel.site.forwarder import Sending
 
 MOVE = move("k", "é", routers="rs")
 NOTICES: list[Notice] = [
     Ready("m1", "b", 0, 2),
     Closed("m1", "a", 1, 2, MOVE.selection, 1),
     Parked("a", "k", 7, "r", "ValueError: x", '"e"'),
+    Rejected("m1", "b", 0, 2, "a checksum"),
 ]
 MESSAGES: list[Any] = [
     MOVE,
     Parcel("m1", 179, {"k": luggage(7, "x"), "": luggage(0)}, 1, 3),
     Shipped("m1", 1, 2),
+    Passed("m1", 1, 2, [Tick(1, "r", 2, 3)], ["k"]),
+    Fetch("m1", [1, 2], [3]),
+    Save(7),
+    Sending("a", "b", "a@c", 3, b"posts"),
     Outgoing([Result("k", 1, 7, 0, 5, 6, {"n": 1, "text": "x", "none": None, "list": [1.5, True]})], NOTICES),
     Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [Line("ordered", "Ordered", 3)]),
     router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), {"m1"}),

@@ -211,6 +211,8 @@ class Orchestrator:
 
     def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted | Rejected) -> None:
         """A notice of an instance."""
+        if isinstance(notice, Rejected) and notice.move not in self.stages[stage].migrations:
+            return  # what was refused did not even know where it belongs
         self.tell(stage, notice.move, notice)
 
     def tell(self, stage: str, id: str, event: Event) -> None:

@@ -42,7 +42,7 @@ class Moves(msgspec.Struct):
     ended: set[str] = set()
     """Moves that a restoration has ended: a zombie may speak of them at any time."""
     unread: str = ""
-    """Something has come that cannot be read, of a move that has not begun here: why it cannot."""
+    """Something has come that cannot be read, maybe of a move that has not begun here: why it cannot."""
 
     @property
     def are_open(self) -> bool:

@@ -443,9 +443,10 @@ class Instance:
                 role.install(self, message, out)
             elif isinstance(message, Shipped):
                 role.complete(self, message, out)
-            else:
-                assert isinstance(role, SwitchIn)
+            elif isinstance(role, SwitchIn):
                 role.pass_on(self, message, out)
+            else:
+                raise Corrupt(f"move {message.move} passes nothing on")
         except (Corrupt, NewerFormat) as error:
             self._reject(record, error, out)
 
@@ -460,21 +461,21 @@ class Instance:
     # ── Moves: what cannot be taken ──────────────────────────────────────────────────────────────────────────────
 
     def _reject(self, record: Record, error: Exception, out: Emissions) -> None:
-        """Refuse what came with a move. If it cannot be read, it may have come with any that is not complete; with one
-        that has not begun here, if there is none."""
+        """Refuse what came with a move. If it cannot be read, it may have come with any that is not complete, and with
+        one that has not begun here: the next to do so is called off as well."""
         self._moved = True
         copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
+        reason = f"{self.name} refuses a {Kind(record.kind).name}: {error}"
         roles: dict[str, Receiver] = {**(self.moves.standbys if copies else self.moves.arrivals)}
         try:
-            concerned = {id: roles[id] for id in [wire.unpack(record.body, self._messages[record.kind]).move]}
+            id = wire.unpack(record.body, self._messages[record.kind]).move
+            roles = {id: roles[id]}
         except (Corrupt, NewerFormat):
-            concerned = {id: role for id, role in roles.items() if not role.ready}
-        reason = f"{self.name} refuses a {Kind(record.kind).name}: {error}"
+            self.moves.unread = self.moves.unread if copies else f"{reason}; it came before this move had begun"
+        concerned = {id: role for id, role in roles.items() if not role.ready}
         self._turn_down(concerned, reason, out)
         if any(role.keeps for role in concerned.values()):
             self._keep(record)
-        if not concerned and not copies:
-            self.moves.unread = reason
 
     def _turn_down(self, roles: dict[str, Receiver], reason: str, out: Emissions) -> None:
         for id, role in roles.items():
@@ -509,16 +510,16 @@ class Instance:
                 self._state.decode(luggage.state)
             else:
                 self._decode(luggage)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError, Corrupt) as error:
             name = f"{type(self.operator).__name__}.State"
             raise Corrupt(f"the state of key {key!r} is no {name} as it is here: {error}") from error
 
     def received(self, records: Iterable[Buffered]) -> list[Record]:
-        """Records that were sent on. Raises `Corrupt` if their events are none of this stage's."""
+        """Records that were sent on, or stored. Raises `Corrupt` if their events are none of this stage's."""
         try:
             return [self.restored(record) for record in records]
         except (ValueError, TypeError, RecursionError) as error:
-            raise Corrupt(f"a record that was sent on is none of this stage's as it is here: {error}") from error
+            raise Corrupt(f"a record that waited for its key is none of this stage's as it is here: {error}") from error
 
     # ── Moves: the rest ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -731,10 +732,18 @@ class Instance:
         try:
             return self._state.decode(luggage.state)
         except msgspec.ValidationError:
-            state = self.operator.State()
-            for name, value in msgspec.msgpack.decode(luggage.state).items():
+            return self._as_it_is(luggage.state)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"a state that is none: {error}") from error
+
+    def _as_it_is(self, blob: bytes) -> Any:
+        state = self.operator.State()
+        try:
+            for name, value in msgspec.msgpack.decode(blob).items():
                 setattr(state, name, value)
-            return state
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise Corrupt(f"a state that is none: {error}") from error
+        return state
 
     def deltas(self, limit: int = LARGE_DELTA) -> list[bytes]:
         """What changed since the last call, for whoever keeps this instance's state. Usually one blob, never large."""
@@ -775,7 +784,7 @@ class Instance:
                 if records is None:
                     self.waiting.pop(key, None)
                 else:
-                    self.waiting[key] = [self.restored(buffered) for buffered in records]
+                    self.waiting[key] = self.received(records)
             for key, pieces in delta.gathered.items():
                 if pieces.anew:
                     self.gathered.pop(key, None)

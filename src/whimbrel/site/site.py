@@ -31,7 +31,7 @@ RESTARTS = 3
 PATIENCE = 300.0
 """An instance whose query dies more than so often within so many seconds is left alone."""
 CALM = 60.0
-"""How long a query must live after the disk was full for the next time to count as the first."""
+"""Seconds after which a query that was started on a disk with room is believed, though it had no batch to do."""
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Site:
             if query is None or instance in self._awaited or instance in self._failed:
                 return
             if query.is_active or query.exception is None:
-                self._forgive(instance)
+                self._forgive(instance, query)
                 return
             if is_full(query.exception):
                 self._try_again(instance, query.exception)
@@ -236,8 +236,10 @@ class Site:
                     raise
                 tries.why = _gist(again)
 
-    def _forgive(self, instance: str) -> None:
-        if instance in self._tries and time.monotonic() - self._tries[instance].begun > CALM:
+    def _forgive(self, instance: str, query: StageQuery) -> None:
+        """There was room for a batch: the next time that the disk is full is the first one."""
+        tries = self._tries.get(instance)
+        if tries is not None and (query.progress or time.monotonic() - tries.begun > CALM):
             del self._tries[instance]
 
     def failed(self) -> dict[str, str]:
@@ -251,12 +253,8 @@ class Site:
             links=self.links.status(self.name),
             failed=self.failed(),
             error=told(self.error or self.links.error),
-            disk=self._low or next(map(self._disk.told, self._standing()), None),
+            disk=self._low or next((self._disk.told(tries.why) for tries in list(self._tries.values())), None),
         )
-
-    def _standing(self) -> list[str]:
-        """Why instances stand still that a full disk has ended."""
-        return [tries.why for tries in list(self._tries.values()) if tries.due is not None]
 
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""

@@ -57,7 +57,7 @@ def handover(
             preparing: (Ordered,),
             committing: (Ordered, Ready, Abandoned),
             undoing: (Ordered, Ready, Abandoned, Rejected),
-            DONE: (Ordered, Ready, Left, Opened, Abandoned),
+            DONE: (Ordered, Ready, Left, Opened, Abandoned, Rejected),
             ABORTED: (Ordered, Ready, Abandoned, Rejected),
         }
     )

@@ -102,7 +102,7 @@ TABLE |= late(
         SWITCHING: (Ordered, Warm, Takeover, Abandoned),
         SETTLING: (Ordered, Warm, Takeover, Ready, Abandoned),
         CEASING: (Ordered, Warm, Abandoned, Rejected),
-        DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned),
+        DONE: (Ordered, Warm, Takeover, Ready, Left, Opened, Abandoned, Rejected),
         ABORTED: (Ordered, Warm, Abandoned, Rejected),
     }
 )

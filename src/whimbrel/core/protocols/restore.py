@@ -155,7 +155,7 @@ TABLE |= late(
         FENCING: (Ordered,),
         LOADING: (Ordered, Fenced),
         REPLAYING: (Ordered, Fenced, Loaded, Ready, Abandoned),
-        DONE: (Ordered, Fenced, Loaded, Ready, Opened, Abandoned),
+        DONE: (Ordered, Fenced, Loaded, Ready, Opened, Abandoned, Rejected),
         ABORTED: (Ordered, Fenced, Loaded, Ready, Abandoned, Rejected),
     }
 )

@@ -58,7 +58,7 @@ def switching(name: str, *, moving: str, settling: str, order: Order, options: f
         {
             moving: (Ordered, Abandoned),
             settling: (Ordered, Ready, Abandoned),
-            DONE: (Ordered, Ready, Left, Opened, Abandoned),
+            DONE: (Ordered, Ready, Left, Opened, Abandoned, Rejected),
             ABORTED: (Ordered, Abandoned),
         }
     )
