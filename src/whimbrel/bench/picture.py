@@ -16,11 +16,17 @@ _LINES = ["#1d3557", "#7b6d8d", "#457b9d"]
 
 
 def latency_over_time(
-    path: Path, groups: Mapping[str, Sequence[Release]], moves: Sequence[Mapping[str, Any]], title: str, zero: int
+    path: Path,
+    groups: Mapping[str, Sequence[Release]],
+    moves: Sequence[Mapping[str, Any]],
+    title: str,
+    zero: int,
+    marks: Sequence[tuple[int, str]] = (),
 ) -> None:
     """Median and worst latency of each group of keys, half a second at a time; each move is a band.
 
     A move needs `start_us`, `end_us`, `protocol`, `label`. What was released before `zero` is left out.
+    `marks`: moments with their names, each a line.
     """
     import matplotlib
 
@@ -45,6 +51,10 @@ def latency_over_time(
         start, end = ((move[side] - zero) / 1e6 for side in ("start_us", "end_us"))
         axes.axvspan(start, end, color=_COLOURS.get(move["protocol"], "#888888"), alpha=0.28, lw=0)
         axes.text(start, top * 0.985, move["label"], ha="left", va="top", fontsize=8)
+    for at_us, name in marks:
+        second = (at_us - zero) / 1e6
+        axes.axvline(second, color="#d1495b", lw=0.8)
+        axes.text(second, top * 0.985, name, ha="right", va="top", fontsize=6, rotation=90)
     axes.set_xlabel("seconds")
     axes.set_ylabel("latency, s (gateway to gate)")
     axes.set_title(title, fontsize=11, loc="left")

@@ -9,6 +9,7 @@ import typer
 
 from whimbrel.bench.report import installed
 from whimbrel.cli.bench import bench
+from whimbrel.cli.chaos import EPILOG, chaos
 from whimbrel.cli.checkpoints import checkpoints
 from whimbrel.cli.demo import demo
 from whimbrel.cli.processes import gateway, orchestrator, site, up
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(sim)
+app.command(epilog=EPILOG)(chaos)
 app.command()(checkpoints)
 for process in (up, orchestrator, gateway, site):
     app.command()(process)

@@ -1,0 +1,261 @@
+"""The engine: orders the moves of a plan on a running deployment, strikes at their phases, ends what must end, and sees
+who comes back.
+
+One thread. Whatever it waits for, it goes on to end faults whose time is over and to look who is back (`_tick`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whimbrel.chaos.deployed import Deployed
+from whimbrel.chaos.faults import STRIKES, Aim, Heal
+from whimbrel.chaos.load import STAGE
+from whimbrel.chaos.plan import BYSTANDER, DESTINATION, GATEWAY, LINK, SOURCE, UNDOING, Fault, Move
+from whimbrel.control.client import RemoteHandle
+from whimbrel.core.errors import Refused, Retry, Unavailable
+
+PERIOD = 0.02
+LOOK = 0.3
+"""Seconds between two looks who is back."""
+PATIENCE = 15.0
+"""Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
+START, REST = 300.0, 300.0
+"""Seconds that the deployment has to come up, and to come to rest."""
+DEADLINE = 60.0
+"""Of the moves."""
+BUDGET = 20_000
+"""Bytes that a part ships in a batch: a move takes several, so that there is something to strike at."""
+KILLS = ("kill", "crash")
+
+Show = Callable[[str], None]
+"""Told of everything that happens, a line each."""
+
+
+class Struck(msgspec.Struct, kw_only=True):
+    """A fault that has happened."""
+
+    at_us: int
+    kind: str
+    role: str
+    target: str
+    seconds: float
+    migration: str | None
+    protocol: str | None
+    phase: str
+    """As last seen; the journal knows better (`verdict.py`)."""
+    keys: frozenset[str]
+    """Whose results it may hold up."""
+    back_ms: float | None = None
+    """Until the process was back, the link mended, the clock right."""
+
+
+class Sick(NamedTuple):
+    """A fault that is not over."""
+
+    struck: Struck
+    due: float
+    heal: Heal | None
+    life: int
+    """How many lives the process had had."""
+
+
+class Ordered(NamedTuple):
+    """A move under way: between two sites, as one migration or several."""
+
+    handle: RemoteHandle | None
+    protocol: str | None
+    source: str
+    destination: str
+
+
+class Engine:
+    """Strikes at one deployment."""
+
+    def __init__(self, deployed: Deployed, show: Show) -> None:
+        self.deployed, self._show = deployed, show
+        self.struck: list[Struck] = []
+        self._sick: list[Sick] = []
+        self._next_look = 0.0
+        self._born: dict[int, float] = {}
+        """By process id: when it was first seen."""
+
+    def warm_up(self) -> None:
+        """Until all live and results flow."""
+        self.until(lambda: len(self.deployed.silences()) == len(self.deployed.sites) + 1, START, "all processes live")
+        running = lambda: all(site.running for site in self.deployed.client.sites())  # noqa: E731
+        self.until(lambda: self.deployed.ask(running), START, "all instances run")
+        self.until(lambda: self.deployed.delivered() > 50_000, START, "results flow")
+
+    def play(self, plan: Sequence[Fault]) -> None:
+        """Carry out a plan."""
+        start = time.monotonic()
+        for fault in plan:
+            self.pause(start + fault.at_s - time.monotonic())
+            move = self.order(fault.move)
+            if fault.phase is None:
+                self.pause(fault.wait_s)
+            elif move.handle is not None:
+                self.reach(move.handle, fault.phase)
+            self.strike(fault.kind, fault.target, fault.seconds, move, sign=1 if fault.move.pick < 0.5 else -1)
+
+    # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def order(self, move: Move) -> Ordered:
+        """Order a move from any site that has keys to any other; no move if none is possible now."""
+        pairs = self._pairs(move.pick)
+        # A relocation takes all there is; the others a share.
+        some: dict[str, Any] = {} if move.protocol == "restart" else {"share": move.share, "budget": BUDGET}
+        for source, destination in pairs:
+            try:
+                handle = self.deployed.client.migrate(
+                    STAGE, to=destination, at=source, protocol=move.protocol, deadline=DEADLINE, **some
+                )
+            except (Refused, Retry):  # another move has some of the keys, or nobody takes orders
+                continue
+            if not handle.is_noop:
+                return Ordered(handle, move.protocol, source, destination)
+        return Ordered(None, None, *pairs[0])
+
+    def _pairs(self, pick: float) -> list[tuple[str, str]]:
+        """All pairs of sites, those first whose first has keys; beginning with any of them."""
+        sites = self.deployed.ask(self.deployed.client.sites) or []
+        keys = {site.name: site.keys for site in sites}
+        pairs = list(permutations(self.deployed.sites, 2))
+        first = int(pick * len(pairs))
+        return sorted([*pairs[first:], *pairs[:first]], key=lambda pair: not keys.get(pair[0]))
+
+    def reach(self, handle: RemoteHandle, phase: str, patience: float = PATIENCE) -> bool:
+        """Wait until a move is in a phase; False if it is over, or the patience is."""
+        called_off = False
+        for found in self._watch(handle, patience):
+            if phase in found:
+                return True
+            if all(one in ("done", "aborted") for one in found):
+                return False
+            if phase in UNDOING and not called_off and found - {"ordered"}:
+                called_off = True
+                self.deployed.ask(lambda: handle.abort("chaos wants to see it undone"))
+        return False
+
+    def _watch(self, handle: RemoteHandle, patience: float) -> Iterator[set[str]]:
+        """The phases of a move's migrations, again and again."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            found = self.deployed.ask(lambda: handle.migrations)
+            if found:
+                yield {one.phase for one in found}
+            self._tick()
+
+    # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def strike(self, kind: str, role: str, seconds: float, move: Ordered, *, sign: int = 1) -> Struck:
+        """Let a fault happen."""
+        target = self._target(role, move)
+        keys = self._stricken(role, target, move)
+        if role != LINK:
+            self.until(lambda: self.deployed.is_up(target), START, f"{target} is there to be struck")
+        found = self.deployed.ask(lambda: move.handle.migrations if move.handle else [])
+        under_way = next((one for one in found or [] if not one.is_over), None)
+        life = len(self.deployed.lives(target))
+        struck = Struck(
+            at_us=time.time_ns() // 1000,
+            kind=kind,
+            role=role,
+            target=target,
+            seconds=seconds,
+            migration=under_way.id if under_way else None,
+            protocol=move.protocol,
+            phase=under_way.phase if under_way else "",
+            keys=keys,
+        )
+        heal = STRIKES[kind](self.deployed, Aim(target, (move.source, move.destination), sign))
+        self.struck.append(struck)
+        self._sick.append(Sick(struck, time.monotonic() + seconds, heal, life))
+        when = f"{move.protocol} {struck.phase}" if under_way else "nothing moves"
+        lasting = f" for {seconds:.1f} s" if seconds else ""
+        self._show(f"{kind} of the {role} ({target}){lasting}; {when}")
+        return struck
+
+    def _target(self, role: str, move: Ordered) -> str:
+        others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
+        places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
+        return f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
+
+    def _stricken(self, role: str, target: str, move: Ordered) -> frozenset[str]:
+        if role == GATEWAY:
+            return frozenset(self.deployed.load.names)
+        sites = (move.source, move.destination) if role == LINK else (target,)
+        return (self.deployed.keys_at(sites) if {*sites} <= {*self.deployed.sites} else None) or frozenset()
+
+    # ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def until(self, condition: Callable[[], Any], patience: float, what: str) -> None:
+        """Wait for something; raises `Unavailable` if it does not happen."""
+        end = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > end:
+                raise Unavailable(f"waited {patience:.0f} s in vain until {what}:\n{self.deployed.told()}")
+            self._tick()
+
+    def pause(self, seconds: float) -> None:
+        """Let some time pass."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._tick()
+
+    def _tick(self) -> None:
+        self.deployed.check()
+        now = time.monotonic()
+        for number, sick in enumerate(self._sick):
+            if sick.heal is not None and now >= sick.due:
+                try:
+                    sick.heal()
+                    self._sick[number] = sick._replace(heal=None)
+                except Retry:  # whoever has to hear it is not there now
+                    self._sick[number] = sick._replace(due=now + 1)
+        if self._sick and now >= self._next_look:
+            self._next_look = now + LOOK
+            self._look()
+        time.sleep(PERIOD)
+
+    def _look(self) -> None:
+        """Who is back?"""
+        silences = self.deployed.silences()
+        for sick in [sick for sick in self._sick if sick.heal is None and self._is_back(sick, silences)]:
+            self._sick.remove(sick)
+            struck = sick.struck
+            struck.back_ms = round(time.time_ns() / 1e6 - struck.at_us / 1e3, 1)
+            self._show(f"{struck.target} is back, {struck.back_ms / 1000:.1f} s after the {struck.kind}")
+
+    def _is_back(self, sick: Sick, silences: dict[str, float]) -> bool:
+        """Whether a fault that has been ended is over: whoever was dead has been heard in another life."""
+        target, now = sick.struck.target, time.monotonic()
+        if not silences:  # the orchestrator itself is not there
+            return False
+        if sick.struck.kind not in KILLS:
+            return target not in silences or silences[target] < 2
+        lives = self.deployed.lives(target)
+        if len(lives) <= sick.life:
+            return False
+        born = self._born.setdefault(lives[-1], now)
+        return target not in silences or silences[target] < now - born
+
+    # ── Rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def come_to_rest(self, patience: float = REST) -> None:
+        """End every fault, let every move end, then the source, and wait until everything is delivered."""
+        self._sick = [sick._replace(due=0.0) for sick in self._sick]
+        self.until(lambda: not self._sick, patience, "everybody is back")
+        self.until(self._nothing_moves, patience, "every move is over")
+        self.deployed.end_source()
+        self.until(self.deployed.has_finished, patience, "everything is delivered")
+
+    def _nothing_moves(self) -> bool:
+        found = self.deployed.ask(self.deployed.client.migrations)
+        return found is not None and all(one.is_over for one in found)

@@ -1,0 +1,139 @@
+"""One run of chaos: a deployment, faults, rest, a verdict and a picture."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whimbrel.bench import picture, report
+from whimbrel.chaos import phases, verdict
+from whimbrel.chaos.deployed import Deployed
+from whimbrel.chaos.engine import Engine, Show
+from whimbrel.chaos.load import Load
+from whimbrel.chaos.plan import KINDS, plan
+from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.protocols.machine import Migration
+
+SITES = ("cloud", "edge-1", "edge-2")
+LINKS = "delay=20ms,rate=10mbit"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be chosen."""
+
+    seed: int = 1
+    data: Path | None = None
+    out: Path = Path("whimbrel-chaos")
+
+
+def run(
+    options: Options, minutes: float = 5.0, kinds: Sequence[str] = tuple(KINDS), show: Show = lambda line: None
+) -> dict[str, Any]:
+    """Strike as the plan of the seed says, and return the report."""
+    planned = plan(options.seed, minutes * 60, kinds)
+    play = Scene(options, SITES, dead=10.0, show=show)
+    figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
+    return {**figures, "parameters": {**figures["parameters"], "minutes": minutes, "kinds": list(kinds)}}
+
+
+def run_every_phase(
+    options: Options, wanted: Sequence[phases.Case] | None = None, show: Show = lambda line: None
+) -> dict[str, Any]:
+    """Kill every party in every phase of `live`, `pause`, `push` and `fetch`; the report has `phases` besides."""
+    wanted = phases.cases() if wanted is None else wanted
+    scene = Scene(options, SITES[:2], dead=phases.PATIENCE, show=show)
+    outcomes: list[phases.Outcome] = []
+
+    def play(engine: Engine) -> None:
+        for outcome in phases.play(engine, wanted, scene.phase_of):
+            outcomes.append(outcome)
+            hit = "hit" if outcome.is_hit else f"not hit, but {', '.join(outcome.found)}"
+            show(f"{len(outcomes)} of {len(wanted)}: {hit}; {outcome.ended}")
+
+    figures = scene.run(play, f"{len(wanted)} kills")
+    return {**figures, "phases": [{**msgspec.to_builtins(one), "hit": one.is_hit} for one in outcomes]}
+
+
+class Scene:
+    """Where it happens."""
+
+    def __init__(self, options: Options, sites: Sequence[str], dead: float, show: Show) -> None:
+        self._options, self._sites, self._dead, self._show = options, sites, dead, show
+        self._load = Load(seed=options.seed)
+        self._begun_us = self._zero_us = time.time_ns() // 1000
+        self._folder = _folder(options.data)
+
+    def run(self, play: Callable[[Engine], object], what: str) -> dict[str, Any]:
+        """Run it and return the report: `broken` says what was not as it must be. Then the data stay."""
+        broken: list[str] = []
+        with Deployed(self._folder, self._load, self._sites, LINKS, self._dead) as deployed:
+            engine = Engine(deployed, self._show)
+            self._show("starting the processes")
+            engine.warm_up()
+            self._show(what)
+            self._zero_us = time.time_ns() // 1000
+            try:
+                play(engine)
+                self._show("no more faults; everything must come to rest")
+                engine.come_to_rest()
+            except Unavailable as error:
+                broken.append(str(error))
+            status = deployed.ask(deployed.client.status) or {}
+            left = deployed.end()
+        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us)
+        judged["records"] |= {name: status.get("records", {}).get(name) for name in ("dead_lettered", "refused")}
+        broken += [*verdict.broken(judged), *deployed.complaints]
+        broken += [f"{judged['records']['dead_lettered']} dead letters"] if judged["records"]["dead_lettered"] else []
+        broken += [f"an error stayed: {status['error']}"] if status.get("error") else []
+        broken += [f"processes were left over: {left}"] if left else []
+        path = self._draw(judged, broken)
+        if self._options.data is None and not broken:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return {
+            **report.heading(self._options.seed),
+            "parameters": {"sites": self._sites, "links": LINKS, "load": msgspec.to_builtins(self._load)},
+            **judged,
+            "left_over": len(left),
+            "broken": broken,
+            "held": not broken,
+            "picture": str(path),
+            "data": str(self._folder),
+        }
+
+    def phase_of(self, id: str, at_us: int) -> tuple[str, Migration]:
+        """In which phase a migration was at a moment, by the journal, and the migration."""
+        (found,) = (one for one in verdict.journalled(self._folder, self._begun_us) if one.move.id == id)
+        return verdict.phase_at(found, at_us), found
+
+    def _draw(self, judged: dict[str, Any], broken: Sequence[str]) -> Path:
+        releases = verdict.read(self._folder / "out.jsonl", self._begun_us)
+        moves = [
+            {"start_us": one.story[0].at_us, "end_us": one.story[-1].at_us, "protocol": one.move.protocol, "label": ""}
+            for one in verdict.journalled(self._folder, self._begun_us)
+            if one.story
+        ]
+        faults = judged["faults"]
+        marks = [(self._zero_us + fault["at_ms"] * 1000, f"{fault['kind']} {fault['target']}") for fault in faults]
+        title = f"{len(faults)} faults, seed {self._options.seed}: nothing lost, doubled or out of order"
+        if broken:
+            title = f"BROKEN: {broken[0].splitlines()[0]}"
+        path = self._options.out / "chaos.png"
+        picture.latency_over_time(path, {"all keys": releases}, moves, title, self._zero_us, marks)
+        return path
+
+
+def _folder(data: Path | None) -> Path:
+    if data is None:
+        return Path(tempfile.mkdtemp(prefix="whimbrel-chaos-"))
+    if data.exists() and any(data.iterdir()):
+        raise Refused(f"{data} is not empty; chaos begins with nothing")
+    data.mkdir(parents=True, exist_ok=True)
+    return data.resolve()

@@ -1,0 +1,139 @@
+"""`whimbrel chaos`: faults under load, then a table of them, a picture, the report, and a verdict."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from whimbrel.bench import report
+from whimbrel.bench.witness import FAULTS
+from whimbrel.chaos import run as scene
+from whimbrel.chaos.phases import VICTIMS
+from whimbrel.chaos.plan import KINDS
+
+EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.says})" for name, kind in KINDS.items())
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.2, max=40, help="How long faults strike, five a minute.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Makes the plan of faults, and the records.")] = 1,
+    faults: Annotated[str, typer.Option(help=f"Only these kinds: {', '.join(KINDS)}.")] = "",
+    json: Annotated[Path | None, typer.Option(help="Also write the report here.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Keep everything here (default: a temporary folder, which stays if a promise is broken)."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-chaos"),
+    every_phase: Annotated[
+        bool,
+        typer.Option("--every-phase", help="Instead: kill every party in every phase of live, pause, push, fetch."),
+    ] = False,
+) -> None:
+    """Real processes under load, and faults: who is killed, stopped, cut off or slowed down must not cost a result.
+
+    An orchestrator, a gateway and three sites; keys move all the time, by all protocols, and faults strike at the
+    phases of their moves. Then everything must come to rest, every result is compared with a sequential run, and no
+    process may be left over: exit status 0 only if all of that holds. Ctrl-C ends it, and all it has started.
+
+    Example: whimbrel chaos --minutes 5 --seed 7 --faults kill,stop,cut
+    """
+    console = Console(highlight=False)
+    kinds = [name.strip() for name in faults.split(",") if name.strip()] or list(KINDS)
+    options = scene.Options(seed, data, out)
+    console.print(f"[bold]whimbrel chaos[/], seed {seed}")
+    with _Progress(console) as progress:
+        if every_phase:
+            figures = scene.run_every_phase(options, show=progress.show)
+        else:
+            figures = scene.run(options, minutes, kinds, progress.show)
+    report.write(figures, out / "report.json")
+    if json is not None:
+        report.write(figures, json)
+    console.print(_phases(figures) if every_phase else _faults(figures))
+    console.print(_moves(figures))
+    counts = figures["records"]
+    console.print(
+        f"sent {counts['sent']:,}, delivered {counts['delivered']:,}; "
+        + ", ".join(f"{name} {counts[name]}" for name in (*FAULTS, "dead_lettered", "refused"))
+        + f"; processes left over: {figures['left_over']}"
+    )
+    console.print(f"picture: {figures['picture']}\nreport:  {out / 'report.json'}")
+    if not figures["held"]:
+        for line in figures["broken"]:
+            console.print(f"[bold red]broken[/]: {escape(line)}")
+        console.print(f"everything it left behind is in {figures['data']}")
+        raise typer.Exit(1)
+
+
+def _faults(figures: dict[str, Any]) -> Table:
+    table = Table(title="What struck, and what came of it")
+    for column in ("at s", "fault", "target", "in phase", "lasted s", "results again after s", "back after s"):
+        table.add_column(column, justify="left" if column in ("fault", "target", "in phase") else "right")
+    for fault, recovery in zip(figures["faults"], figures["recoveries"], strict=True):
+        after = [recovery[name] for name in ("flow_ms", "back_ms")]
+        table.add_row(
+            f"{fault['at_ms'] / 1000:.1f}",
+            fault["kind"],
+            fault["target"],
+            fault["phase"],
+            f"{fault['seconds']:.1f}" if fault["seconds"] else "",
+            *("-" if ms is None else f"{ms / 1000:.1f}" for ms in after),
+        )
+    return table
+
+
+def _phases(figures: dict[str, Any]) -> Table:
+    table = Table(title="Who was killed in which phase, and how the move ended")
+    for column in ("protocol", "phase", *VICTIMS):
+        table.add_column(column)
+    outcomes = figures["phases"]
+    for protocol, phase in dict.fromkeys((one["case"]["protocol"], one["case"]["phase"]) for one in outcomes):
+        cells = []
+        for victim in VICTIMS:
+            case = {"protocol": protocol, "phase": phase, "victim": victim}
+            found = next((one for one in outcomes if one["case"] == case), None)
+            hit = found and (found["ended"] if found["hit"] else f"[yellow]not hit[/]: {', '.join(found['found'])}")
+            cells.append(hit or "-")
+        table.add_row(protocol, phase, *cells)
+    return table
+
+
+def _moves(figures: dict[str, Any]) -> Table:
+    table = Table(title="What moved")
+    for column in ("protocol", "done", "aborted", "reasons"):
+        table.add_column(column, justify="right" if column in ("done", "aborted") else "left")
+    for protocol in dict.fromkeys(move["protocol"] for move in figures["migrations"]):
+        mine = [move for move in figures["migrations"] if move["protocol"] == protocol]
+        reasons = sorted({str(move["reason"]) for move in mine if move["outcome"] == "aborted"})
+        counts = [str(sum(move["outcome"] == outcome for move in mine)) for outcome in ("done", "aborted")]
+        table.add_row(protocol, *counts, escape("\n".join(reasons)))
+    return table
+
+
+class _Progress:
+    """A line for everything that happens; on a terminal also a clock below."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._start = console, time.monotonic()
+        self._status = console.status("") if sys.stdout.isatty() else None
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._status is not None:
+            self._status.__exit__(*error)
+
+    def show(self, line: str) -> None:
+        self._console.print(f"{time.monotonic() - self._start:6.1f} s  {escape(line)}")
+        if self._status is not None:
+            self._status.update(escape(line))
