@@ -16,8 +16,19 @@ import msgspec
 from whimbrel.chaos.deployed import Deployed
 from whimbrel.chaos.faults import STRIKES, Aim, Heal
 from whimbrel.chaos.load import STAGE
-from whimbrel.chaos.plan import BYSTANDER, DESTINATION, GATEWAY, LINK, SOURCE, UNDOING, Fault, Move
+from whimbrel.chaos.plan import (
+    BYSTANDER,
+    DESTINATION,
+    GATEWAY,
+    LINK,
+    ORCHESTRATOR,
+    SOURCE,
+    UNDOING,
+    Fault,
+    Move,
+)
 from whimbrel.control.client import RemoteHandle
+from whimbrel.control.orders import MigrationStatus
 from whimbrel.core.errors import Refused, Retry, Unavailable
 
 PERIOD = 0.02
@@ -25,7 +36,7 @@ LOOK = 0.3
 """Seconds between two looks who is back."""
 PATIENCE = 15.0
 """Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
-START, REST = 300.0, 300.0
+START, REST = 300.0, 600.0
 """Seconds that the deployment has to come up, and to come to rest."""
 DEADLINE = 60.0
 """Of the moves."""
@@ -74,6 +85,15 @@ class Ordered(NamedTuple):
     destination: str
 
 
+class Target(NamedTuple):
+    """Whom a fault strikes."""
+
+    role: str
+    name: str
+    keys: frozenset[str]
+    """Whose results it may hold up."""
+
+
 class Engine:
     """Strikes at one deployment."""
 
@@ -98,11 +118,11 @@ class Engine:
         for fault in plan:
             self.pause(start + fault.at_s - time.monotonic())
             move = self.order(fault.move)
+            target = self.aim(fault.target, move)
             if fault.phase is None:
                 self.pause(fault.wait_s)
-            elif move.handle is not None:
-                self.reach(move.handle, fault.phase)
-            self.strike(fault.kind, fault.target, fault.seconds, move, sign=1 if fault.move.pick < 0.5 else -1)
+            seen = self.reach(move, fault.phase)
+            self.strike(fault.kind, target, fault.seconds, move, seen, sign=1 if fault.move.pick < 0.5 else -1)
 
     # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,68 +150,69 @@ class Engine:
         first = int(pick * len(pairs))
         return sorted([*pairs[first:], *pairs[:first]], key=lambda pair: not keys.get(pair[0]))
 
-    def reach(self, handle: RemoteHandle, phase: str, patience: float = PATIENCE) -> bool:
-        """Wait until a move is in a phase; False if it is over, or the patience is."""
-        called_off = False
-        for found in self._watch(handle, patience):
-            if phase in found:
-                return True
-            if all(one in ("done", "aborted") for one in found):
-                return False
-            if phase in UNDOING and not called_off and found - {"ordered"}:
+    def reach(self, move: Ordered, phase: str | None, patience: float = PATIENCE) -> MigrationStatus | None:
+        """Wait until a migration of a move is in a phase, the move is over, or the patience is; None: any phase will
+        do. Returns the one that was last seen there, or else under way."""
+        seen, called_off = None, False
+        for found in self._watch(move.handle, patience):
+            under_way = [one for one in found if not one.is_over]
+            here = [one for one in under_way if one.phase == phase]
+            seen = next(iter(here or under_way), None)
+            if here or seen is None or phase is None:
+                break
+            if phase in UNDOING and not called_off and seen.phase != "ordered":
                 called_off = True
-                self.deployed.ask(lambda: handle.abort("chaos wants to see it undone"))
-        return False
+                self.deployed.ask(lambda: move.handle and move.handle.abort("chaos wants to see it undone"))
+        return seen
 
-    def _watch(self, handle: RemoteHandle, patience: float) -> Iterator[set[str]]:
-        """The phases of a move's migrations, again and again."""
+    def _watch(self, handle: RemoteHandle | None, patience: float) -> Iterator[list[MigrationStatus]]:
+        """The migrations of a move, again and again."""
         end = time.monotonic() + patience
-        while time.monotonic() < end:
+        while handle is not None and time.monotonic() < end:
             found = self.deployed.ask(lambda: handle.migrations)
             if found:
-                yield {one.phase for one in found}
+                yield found
             self._tick()
 
     # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def strike(self, kind: str, role: str, seconds: float, move: Ordered, *, sign: int = 1) -> Struck:
-        """Let a fault happen."""
-        target = self._target(role, move)
-        keys = self._stricken(role, target, move)
+    def aim(self, role: str, move: Ordered) -> Target:
+        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here."""
+        others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
+        places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
+        name = f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
+        sites = (move.source, move.destination) if role == LINK else (name,)
         if role != LINK:
-            self.until(lambda: self.deployed.is_up(target), START, f"{target} is there to be struck")
-        found = self.deployed.ask(lambda: move.handle.migrations if move.handle else [])
-        under_way = next((one for one in found or [] if not one.is_over), None)
-        life = len(self.deployed.lives(target))
+            self.until(lambda: self.deployed.is_up(name), START, f"{name} is there to be struck")
+        if role == GATEWAY:
+            return Target(role, name, frozenset(self.deployed.load.names))
+        there = self.deployed.keys_at(sites) if role != ORCHESTRATOR else None
+        return Target(role, name, there or frozenset())
+
+    def strike(
+        self, kind: str, target: Target, seconds: float, move: Ordered, seen: MigrationStatus | None, *, sign: int = 1
+    ) -> Struck:
+        """Let a fault happen. `seen`: the migration that it is to strike at."""
+        life = len(self.deployed.lives(target.name))
         struck = Struck(
             at_us=time.time_ns() // 1000,
             kind=kind,
-            role=role,
-            target=target,
+            role=target.role,
+            target=target.name,
             seconds=seconds,
-            migration=under_way.id if under_way else None,
+            migration=seen.id if seen else None,
             protocol=move.protocol,
-            phase=under_way.phase if under_way else "",
-            keys=keys,
+            phase=seen.phase if seen else "",
+            keys=target.keys,
         )
-        heal = STRIKES[kind](self.deployed, Aim(target, (move.source, move.destination), sign))
+        heal = STRIKES[kind](self.deployed, Aim(target.name, (move.source, move.destination), sign))
         self.struck.append(struck)
         self._sick.append(Sick(struck, time.monotonic() + seconds, heal, life))
-        when = f"{move.protocol} {struck.phase}" if under_way else "nothing moves"
+        when = f"{move.protocol} {struck.phase}" if seen else "nothing moves"
         lasting = f" for {seconds:.1f} s" if seconds else ""
-        self._show(f"{kind} of the {role} ({target}){lasting}; {when}")
+        whom = target.role if target.role == target.name else f"{target.role} {target.name}"
+        self._show(f"{kind}: {whom}{lasting}; {when}")
         return struck
-
-    def _target(self, role: str, move: Ordered) -> str:
-        others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
-        places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
-        return f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
-
-    def _stricken(self, role: str, target: str, move: Ordered) -> frozenset[str]:
-        if role == GATEWAY:
-            return frozenset(self.deployed.load.names)
-        sites = (move.source, move.destination) if role == LINK else (target,)
-        return (self.deployed.keys_at(sites) if {*sites} <= {*self.deployed.sites} else None) or frozenset()
 
     # ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -74,8 +74,8 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
     engine.until(is_ordered, PATIENCE, "a move can be ordered")
     move, handle = moves[-1], moves[-1].handle
     assert handle is not None
-    engine.reach(handle, case.phase, PATIENCE)
-    struck = engine.strike("kill", case.victim, 0.0, move)
+    target = engine.aim(case.victim, move)
+    struck = engine.strike("kill", target, 0.0, move, engine.reach(move, case.phase, PATIENCE))
     engine.until(lambda: struck.back_ms is not None, PATIENCE, f"{struck.target} is back")
     over = lambda: all(one.is_over for one in handle.migrations)  # noqa: E731
     engine.until(lambda: engine.deployed.ask(over), PATIENCE, f"{case.protocol} is over")

@@ -73,6 +73,17 @@ class Scene:
 
     def run(self, play: Callable[[Engine], object], what: str) -> dict[str, Any]:
         """Run it and return the report: `broken` says what was not as it must be. Then the data stay."""
+        try:
+            return self._run(play, what)
+        except BaseException:  # it was interrupted, or never came up
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
+        if self._options.data is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, play: Callable[[Engine], object], what: str) -> dict[str, Any]:
         broken: list[str] = []
         with Deployed(self._folder, self._load, self._sites, LINKS, self._dead) as deployed:
             engine = Engine(deployed, self._show)
@@ -95,8 +106,8 @@ class Scene:
         broken += [f"an error stayed: {status['error']}"] if status.get("error") else []
         broken += [f"processes were left over: {left}"] if left else []
         path = self._draw(judged, broken)
-        if self._options.data is None and not broken:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if not broken:
+            self._remove()
         return {
             **report.heading(self._options.seed),
             "parameters": {"sites": self._sites, "links": LINKS, "load": msgspec.to_builtins(self._load)},
