@@ -83,6 +83,8 @@ class Ordered(NamedTuple):
     protocol: str | None
     source: str
     destination: str
+    is_new: bool = False
+    """Whether it was ordered just now."""
 
 
 class Target(NamedTuple):
@@ -127,7 +129,8 @@ class Engine:
     # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def order(self, move: Move) -> Ordered:
-        """Order a move from any site that has keys to any other; no move if none is possible now."""
+        """Order a move from any site that has keys to any other. If none is possible now: one that is under way, or
+        none."""
         pairs = self._pairs(move.pick)
         # A relocation takes all there is; the others a share.
         some: dict[str, Any] = {} if move.protocol == "restart" else {"share": move.share, "budget": BUDGET}
@@ -139,7 +142,10 @@ class Engine:
             except (Refused, Retry):  # another move has some of the keys, or nobody takes orders
                 continue
             if not handle.is_noop:
-                return Ordered(handle, move.protocol, source, destination)
+                return Ordered(handle, move.protocol, source, destination, True)
+        for one in self.deployed.ask(self.deployed.client.migrations) or []:
+            if not one.is_over:
+                return Ordered(self.deployed.client.handle(one.id), one.protocol, one.from_site, one.to_site)
         return Ordered(None, None, *pairs[0])
 
     def _pairs(self, pick: float) -> list[tuple[str, str]]:
@@ -270,8 +276,7 @@ class Engine:
     # ── Rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def come_to_rest(self, patience: float = REST) -> None:
-        """End every fault, let every move end, then the source, and wait until everything is delivered."""
-        self._sick = [sick._replace(due=0.0) for sick in self._sick]
+        """Let every fault end, and every move, then the source; and wait until everything is delivered."""
         self.until(lambda: not self._sick, patience, "everybody is back")
         self.until(self._nothing_moves, patience, "every move is over")
         self.deployed.end_source()

@@ -69,7 +69,7 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
 
     def is_ordered() -> bool:
         moves.append(engine.order(Move(case.protocol, SHARE, 0.0)))
-        return moves[-1].handle is not None
+        return moves[-1].is_new
 
     engine.until(is_ordered, PATIENCE, "a move can be ordered")
     move, handle = moves[-1], moves[-1].handle

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -94,13 +95,13 @@ def phase_at(migration: Migration, at_us: int) -> str:
 
 
 def recovery(struck: Struck, releases: Sequence[Release]) -> dict[str, float | None]:
-    """Milliseconds until all stricken keys had a result again whose record had come in behind the fault (`flow_ms`),
-    and until the process was back (`back_ms`). `ms` is the first, or the second if the fault holds no results up."""
+    """Milliseconds until half of the stricken keys had a result again whose record had come in behind the fault
+    (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is the first, or the second if the fault holds no results up."""
     first: dict[str, int] = {}
     for at_us, result in releases:
         if result.ingress_us > struck.at_us and result.key in struck.keys:
             first.setdefault(result.key, at_us)
-    flow = round((max(first.values()) - struck.at_us) / 1000, 1) if first else None
+    flow = round((median(first.values()) - struck.at_us) / 1000, 1) if first else None
     is_held_up = bool(struck.keys) and struck.role != ORCHESTRATOR
     return {"ms": flow if is_held_up else struck.back_ms, "flow_ms": flow, "back_ms": struck.back_ms}
 
