@@ -96,7 +96,8 @@ def phase_at(migration: Migration, at_us: int) -> str:
 
 def recovery(struck: Struck, releases: Sequence[Release]) -> dict[str, float | None]:
     """Milliseconds until half of the stricken keys had a result again whose record had come in behind the fault
-    (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is the first, or the second if the fault holds no results up."""
+    (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is
+    the first, or the second if the fault holds no results up."""
     first: dict[str, int] = {}
     for at_us, result in releases:
         if result.ingress_us > struck.at_us and result.key in struck.keys:
