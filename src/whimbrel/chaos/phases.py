@@ -17,7 +17,7 @@ from whimbrel.core.protocols.machine import Migration
 PROTOCOLS = ("live", "pause", "push", "fetch")
 VICTIMS = (SOURCE, DESTINATION, GATEWAY, ORCHESTRATOR)
 TRIES = 3
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds until a move is over and its victim back."""
 SHARE = 0.6
 """Of the keys of a site, that each move takes."""
