@@ -346,6 +346,18 @@ def test_if_the_destination_dies_too_it_is_the_next_sites_turn(house: House) -> 
     until(lambda: not house.stage.coordinator.lost(), "all are back")
 
 
+def test_a_clock_that_is_put_back_keeps_nobody_from_being_restored(house: House) -> None:
+    lived(house)
+    policy = Policy(house.control, None, house.clock)
+    look(house, policy)
+    house.control.dead = {"cloud", "edge-1"}
+    house.control.orchestrator.abandon("edge-1", "site edge-1 is dead")
+    until(lambda: restorations(house)[0].phase == "aborted", "the first attempt is over")
+    house.now -= 3_600_000_000
+    look(house, policy)
+    assert [one.to_site for one in restorations(house)] == ["edge-1", "edge-2"]
+
+
 def test_if_the_store_is_damaged_it_is_an_older_checkpoints_turn(house: House) -> None:
     first = lived(house)
     house.control.dead = set()

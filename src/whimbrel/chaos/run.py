@@ -23,6 +23,8 @@ from whimbrel.core.protocols.machine import Migration
 
 SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
+SAVE_EVERY = 3.0
+"""Seconds between two savings to the central store."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Scene:
 
     def _run(self, play: Callable[[Engine], object], what: str) -> dict[str, Any]:
         broken: list[str] = []
-        with Deployed(self._folder, self._load, self._sites, LINKS, self._dead) as deployed:
+        saving = ["--store", str(self._folder / "store"), "--save-every", f"{SAVE_EVERY:g}"]
+        with Deployed(self._folder, self._load, self._sites, LINKS, self._dead, saving) as deployed:
             engine = Engine(deployed, self._show)
             self._show("starting the processes")
             engine.warm_up()

@@ -44,7 +44,7 @@ def chaos(
 
     Example: whimbrel chaos --minutes 5 --seed 7 --faults kill,stop,cut
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     kinds = [name.strip() for name in faults.split(",") if name.strip()] or list(KINDS)
     options = scene.Options(seed, data, out)
     console.print(f"[bold]whimbrel chaos[/], seed {seed}")
