@@ -15,6 +15,7 @@ from whimbrel.core.errors import Refused, UnknownName
 NAMES = [
     "key-count",
     "thesis-e1",
+    "thesis-e2",
     "thesis-e3",
     "pam-spike",
     "meces-keycount",

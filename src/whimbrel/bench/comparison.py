@@ -15,6 +15,7 @@ import msgspec
 
 from whimbrel.bench import report, summary
 from whimbrel.bench.growth import growth
+from whimbrel.bench.replay import prices
 from whimbrel.bench.run import Setting, check, run
 from whimbrel.bench.scenarios import MIB, Scenario, little
 from whimbrel.core.errors import Refused, WhimbrelError
@@ -94,6 +95,8 @@ class Comparison:
             "failed": self.failed,
             "runs": self.runs,
         }
+        if (found_prices := prices(self.runs)) is not None:
+            found["restoration"] = found_prices
         if self.scenario.fits and self.runs:
             with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
                 found["growth"] = growth(self.runs, Path(folder))

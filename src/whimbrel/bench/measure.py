@@ -18,6 +18,7 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.keys import Selection
 from whimbrel.core.operator import Operator
 from whimbrel.core.protocols.machine import ABORTED, DONE, Migration
+from whimbrel.core.protocols.restore import RESTORE
 from whimbrel.core.record import Kind, Record, Result
 from whimbrel.log import codec
 from whimbrel.log.contract import Log
@@ -179,4 +180,5 @@ def measure(migration: Migration, selection: Selection, releases: Sequence[Relea
             "after": percentiles(latencies(end + TAIL, end + TAIL + AFTER)),
         },
         "phases": phases(migration),
+        **({"replayed": migration.replayed, "silent": migration.silent} if move.protocol == RESTORE.name else {}),
     }

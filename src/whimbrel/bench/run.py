@@ -3,11 +3,14 @@
     start ─ fill: each key gets its state ─ settle ─ load, `before` seconds ─ the move ─ load, `after` ─ drain ─ judge
 
 What is measured is only the move. Everything before it is there so that the move meets a stream that runs, with all its
-state, on a JVM that is warm.
+state, on a JVM that is warm. Before a restoration the source dies: in the middle of whatever it does, at any moment
+between two savings. It comes back when its keys are elsewhere, so that a zombie is part of every such run.
 """
 
 from __future__ import annotations
 
+import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +20,7 @@ import numpy as np
 
 from whimbrel import app as application
 from whimbrel.bench.measure import AFTER, Release, measure, span
+from whimbrel.bench.replay import replay
 from whimbrel.bench.witness import Witness
 from whimbrel.bench.workloads import KeyCount, Load
 from whimbrel.control.handle import Handle
@@ -29,6 +33,8 @@ from whimbrel.roles.site import TRIGGER
 
 SITES = ("cloud", "edge-1")
 STAGE = "count"
+SOURCE = f"{STAGE}-1"
+"""The instance that has all keys in the beginning."""
 NO_MOVE = "none"
 """In place of a protocol: nothing moves, the load is measured alone."""
 BIN_US = 250_000
@@ -52,7 +58,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     active: float = 1.0
     """The share of the keys that records come for; the others only have their state."""
     share: float = 0.5
-    """Of the keys, that moves; `restart` knows no part of an instance and moves all."""
+    """Of the keys, that moves; `restart` and `restore` know no part of an instance and move all."""
     moved: int | None = None
     """The first so many keys, instead of a share."""
     instances: int | None = None
@@ -63,6 +69,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How often a site starts a micro-batch at most."""
     spike: tuple[float, float] | None = None
     """From the order on: so many times the rate, for so many seconds."""
+    save_every: float = 5.0
+    """With `restore`: seconds between two savings; only then there is a central store."""
+    outage: float = 0.0
+    """With `restore`: seconds between the death of the source and the order."""
     before: float = 10.5
     after: float = 11.5
     patience: float = 180.0
@@ -72,6 +82,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """The candidate's name in tables and summaries: the protocol with its options."""
         return " ".join([self.protocol, *(f"{name}={value}" for name, value in self.options.items())])
+
+    @property
+    def restores(self) -> bool:
+        """Whether the source dies, and its keys come out of a central store."""
+        return self.protocol == "restore"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -114,26 +129,34 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
     pipeline = Pipeline("whimbrel-bench", load, key="key").stage(STAGE, operator)
     links = setting.link or IDEAL
     show("starting")
-    app = application.run(pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, links=links)
-    try:
-        for _ in _until(lambda: len(witness.releases) >= setting.keys, setting.patience, "every key has its state"):
-            show(f"filling: {len(witness.releases):,} of {setting.keys:,} keys")
-        _settle(app, witness, setting, show)
-        _hold(setting.before, "steady", show)
-        handle = order(app, setting, load.names)
-        if setting.spike is not None:
-            load.spike(*setting.spike)
-        for _ in _until(lambda: handle is None or _is_over(handle), setting.patience, "the move is over"):
-            show(f"moving ({handle.outcome if handle else ''})")
-        _hold(setting.after, "after the move", show)
-        migrations = handle.migrations if handle else []
-        _stabilise(migrations, witness.releases, setting, show)
-        load.end()
-        show("delivering what is left")
-        judged = witness.judge(app, operator, migrations, setting.patience)
-        commits = _commits(app)
-    finally:
-        app.stop()
+    with tempfile.TemporaryDirectory(prefix="whimbrel-store-") as folder:
+        stored: dict[str, Any] = {"store": folder, "save_every": setting.save_every} if setting.restores else {}
+        app = application.run(
+            pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, links=links, **stored
+        )
+        try:
+            for _ in _until(lambda: len(witness.releases) >= setting.keys, setting.patience, "every key has its state"):
+                show(f"filling: {len(witness.releases):,} of {setting.keys:,} keys")
+            _settle(app, witness, setting, show)
+            _hold(setting.before, "steady", show)
+            if setting.restores:
+                _interrupt(app, setting, show)
+            handle = order(app, setting, load.names)
+            if setting.spike is not None:
+                load.spike(*setting.spike)
+            for _ in _until(lambda: handle is None or _is_over(handle), setting.patience, "the move is over"):
+                show(f"moving ({handle.outcome if handle else ''})")
+            if setting.restores:
+                app.sites[SITES[0]].start(SOURCE)
+            _hold(setting.after, "after the move", show)
+            migrations = handle.migrations if handle else []
+            _stabilise(migrations, witness.releases, setting, show)
+            load.end()
+            show("delivering what is left")
+            judged = witness.judge(app, operator, migrations, setting.patience)
+            commits = _commits(app)
+        finally:
+            app.stop()
     return {
         "protocol": setting.protocol,
         "label": setting.label,
@@ -155,12 +178,21 @@ def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
         handle: Handle = app.scale(STAGE, instances=setting.instances, at=SITES[0], **told)
         return handle
     which: dict[str, Any] = {"share": setting.share}
-    if setting.protocol == "restart" or setting.moved == setting.keys:
+    if setting.protocol in ("restart", "restore") or setting.moved == setting.keys:
         which = {"at": SITES[0]}
     elif setting.moved is not None:
         which = {"keys": names[: setting.moved]}
     handle = app.migrate(STAGE, to=SITES[1], **which, **told)
     return handle
+
+
+def _interrupt(app: application.App, setting: Setting, show: Show) -> None:
+    """Let the source die, once there is something to restore it from."""
+    for _ in _until(lambda: bool(app.checkpoints(STAGE)), setting.patience, "there is a checkpoint"):
+        show("waiting for a checkpoint")
+    _hold(random.uniform(0, setting.save_every), "some time after a saving", show)
+    app.sites[SITES[0]].stop(SOURCE)
+    _hold(setting.outage, "the source is dead", show)
 
 
 def _settle(app: application.App, witness: Witness, setting: Setting, show: Show) -> None:
@@ -230,6 +262,7 @@ def whole(migrations: Sequence[dict[str, Any]], spans: Sequence[tuple[int, int]]
         "stabilised_ms": worst([migration["stabilised_ms"] for migration in migrations]),
         "bytes_sent": sum(migration["bytes_sent"] for migration in migrations),
         "state_bytes": sum(migration["state_bytes"] for migration in migrations),
+        **replay(migrations),
     }
 
 

@@ -64,6 +64,13 @@ SCENARIOS: dict[str, Scenario] = {
         cells=tuple({"link": link, "state_bytes": mib * MIB} for link in _DELAYS for mib in (0, 1, 5)),
         published=known.MIGRATION_DOWNTIME,
     ),
+    "thesis-e2": Scenario(
+        about="the source dies at any moment; what does each record cost that is applied again elsewhere?",
+        base=Setting(keys=1000, state_bytes=100),
+        candidates=(Candidate("restore"),),
+        cells=tuple({"save_every": saving, "outage": outage} for saving in (2.0, 20.0) for outage in (1.0, 15.0)),
+        published=known.RESTORATION,
+    ),
     "thesis-e3": Scenario(
         about="what a micro-batch pays to make 0, 1 or 5 MiB of state durable; nothing moves",
         base=Setting(keys=1, rate=1 / 0.3, churn=True, before=20.0, after=0.0),
@@ -148,6 +155,8 @@ def little(setting: Setting) -> Setting:
         state_bytes=min(setting.state_bytes, 1024),
         rate=min(setting.rate, 100.0),
         spike=None if setting.spike is None else (2.0, 1.0),
+        save_every=min(setting.save_every, 1.0),
+        outage=min(setting.outage, 1.0),
         before=2.0,
         after=1.5,
         patience=60.0,

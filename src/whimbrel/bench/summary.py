@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-FIGURES = ("stoppage_ms", "peak_ms", "duration_ms", "p99_ratio", "stabilised_ms", "bytes_sent", "commit_ms", "batch_ms")
+MOVED = ("stoppage_ms", "peak_ms", "duration_ms", "p99_ratio", "stabilised_ms", "bytes_sent")
+RESTORED = ("silent", "intermediate", "replay_ms")
+STILL = ("commit_ms", "batch_ms")
+FIGURES = (*MOVED, *RESTORED, *STILL)
 BASELINES = ("live", "pause")
 
 Run = dict[str, Any]

@@ -18,7 +18,7 @@ from whimbrel.bench import report
 from whimbrel.bench.comparison import Comparison
 from whimbrel.bench.run import Setting, described
 from whimbrel.bench.scenarios import SCENARIOS, candidate, overridden, scenario_named, shortened
-from whimbrel.bench.summary import FIGURES, figures
+from whimbrel.bench.summary import MOVED, RESTORED, STILL, figures
 from whimbrel.bench.witness import FAULTS
 from whimbrel.core.errors import UnknownName
 
@@ -34,6 +34,9 @@ HEADINGS = {
     "p99_ratio": "p99 during/before",
     "stabilised_ms": "stable after ms",
     "bytes_sent": "MiB sent",
+    "silent": "in silence",
+    "intermediate": "intermediate",
+    "replay_ms": "replayed ms",
     "commit_ms": "commit ms",
     "batch_ms": "batch ms",
 }
@@ -143,7 +146,7 @@ def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path 
             for baseline, ratio in versus.items():
                 told = ", ".join(f"{HEADINGS[name]} × {ratio[name]:.2f}" for name in RATIOS if name in ratio)
                 console.print(f"{label} / {baseline.removeprefix('vs_')}: {told}", highlight=False)
-        for told in _growth(done.get("growth", {})):
+        for told in (*_growth(done.get("growth", {})), *_prices(done.get("restoration", {}))):
             console.print(told, highlight=False)
     if done["published"]:
         console.print(_published(done["published"]))
@@ -164,9 +167,19 @@ def _growth(growth: dict[str, Any]) -> Iterator[str]:
         yield f"a bare copy of {int(size) / 2**20:,.2f} MiB through a log: {ms:,.0f} ms"
 
 
+def _prices(prices: dict[str, float]) -> Iterator[str]:
+    """What restorations say, in a line."""
+    if prices:
+        silent, real = f"{prices['silent_ms']:.3f} ms", f"{prices['intermediate_ms']:.3f} ms"
+        yield f"restore: {silent} for each record in silence, {real} for each intermediate one"
+        yield f"and {prices['once_ms']:,.0f} ms once, r² {prices['r2']:.3f}; all {prices['record_ms']:.3f} ms a record"
+
+
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
-    """The figures of a move, or, where nothing moves, of the micro-batches."""
-    return FIGURES[:-2] if row["duration_ms"] is not None else FIGURES[-2:]
+    """The figures of a move, of a restoration, or, where nothing moves, of the micro-batches."""
+    if row["replay_ms"] is not None:
+        return (*MOVED[:3], *RESTORED)
+    return MOVED if row["duration_ms"] is not None else STILL
 
 
 def _summary(done: dict[str, Any]) -> Table:
