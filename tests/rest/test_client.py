@@ -308,6 +308,7 @@ EVERY: list[errors.WhimbrelError] = [
     errors.BadRecord("no key", "there is none", "x"),
     errors.Retry("r"),
     errors.Unavailable("u"),
+    errors.Full("f"),
     errors.Stop("s"),
     Trimmed(1, 2),
     Corrupt("k"),
