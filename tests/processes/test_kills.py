@@ -173,6 +173,7 @@ def test_data_flows_without_an_orchestrator_and_the_next_one_ends_what_it_had_be
 
 def test_a_site_whose_disk_is_full_stands_still_says_so_and_goes_on(deployed: Deployed) -> None:
     """A limit on the size of files is what a full disk looks like that needs no disk of its own: every write fails."""
+    deployed.flow()
     name = f"site {deployed.at}"
     life = deployed.pids(name)
     limit(life[-1], 0)
