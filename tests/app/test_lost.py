@@ -322,7 +322,7 @@ def test_a_dead_site_is_restored_by_itself_where_that_may_be(house: House) -> No
     until(house.is_exact, "every result once")
     house.control.dead = {"edge-2", "cloud"}
     look(house, policy)
-    assert policy.waiting == {"sum-3": "no other site lives that may take its keys"}
+    assert policy.waiting == {"sum-3": "no site lives that may take its keys"}
 
 
 def test_if_the_destination_dies_too_it_is_the_next_sites_turn(house: House) -> None:
@@ -356,6 +356,30 @@ def test_a_clock_that_is_put_back_keeps_nobody_from_being_restored(house: House)
     house.now -= 3_600_000_000
     look(house, policy)
     assert [one.to_site for one in restorations(house)] == ["edge-1", "edge-2"]
+
+
+def test_if_nobody_else_lives_it_is_restored_where_it_was(house: House) -> None:
+    """By then it has been fenced, and has dropped its keys."""
+    lived(house)
+    policy = Policy(house.control, ["cloud", "edge-1"], house.clock)
+    look(house, policy)
+    until(lambda: restorations(house)[0].phase == "loading", "it is fenced")
+    house.control.dead = {"cloud", "edge-1"}
+    house.control.orchestrator.abandon("edge-1", "site edge-1 is dead")
+    look(house, policy)
+    assert set(policy.waiting) == {"sum-1"}
+    house.control.dead = {"edge-1"}
+    house.batch("sum-1")
+
+    def is_restored() -> bool:
+        look(house, policy)
+        house.batch()
+        return restorations(house)[-1].phase == "done"
+
+    until(is_restored, "restored beside itself")
+    assert house.owner() == {"sum-4"}
+    assert house.stage.coordinator.sites["sum-4"] == "cloud"
+    until(house.is_exact, "every result once")
 
 
 def test_if_the_store_is_damaged_it_is_an_older_checkpoints_turn(house: House) -> None:

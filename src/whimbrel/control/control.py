@@ -253,11 +253,10 @@ class Control:
         control = self.stage_for(self.stage_with(instance).name, (site,), None, deadline, None)
         self.check_alive(site)
         self.check_restore(control.name, checkpoint)
-        here = [name for name in control.instances.at(site) if name not in control.instances.leaving]
-        count = None if {*here} - {instance} - control.coordinator.lost() else len(here) + 1
-        with control.instances.staying(site, control.counts(), count) as there:
-            orders = control.restorations([instance], [name for name in there if name != instance], checkpoint)
-            ids = self.orchestrator.order(orders, deadline, request=request)
+        with control.taking(site, instance) as there:
+            ids = self.orchestrator.order(
+                control.restorations([instance], there, checkpoint), deadline, request=request
+            )
         return Handle(self.orchestrator, control.name, ids)
 
     def detach(self, instance: str, *, deadline: float = DEADLINE, request: Request | None = None) -> Handle:

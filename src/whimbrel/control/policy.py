@@ -2,7 +2,8 @@
 
     who      every instance at a site that is gone, if it has keys or a migration hangs on it; and whoever an attempt
              to restore was abandoned for
-    where    the living site with the fewest instances of its stage, of those that may be used; then another one
+    where    the living site with the fewest instances of its stage, of those that may be used; then another one; where
+             it was itself, if that has come back and no other lives
     what     the newest versions in the store; if they cannot be read, the newest checkpoint that can, and so on
     when     at once; after a failure later and later
 
@@ -73,14 +74,12 @@ class Policy:
         self._control.check_restore(stage.name, checkpoint)
         home = stage.coordinator.sites[lost]
         tried = Counter(one.to_site for one in failed if one.move.id not in self._control.orchestrator.spoilt)
-        places = sorted(
-            (site for site in sites if site != home), key=lambda site: (tried[site], len(stage.instances.at(site)))
-        )
+        places = sorted(sites, key=lambda site: (site == home, tried[site], len(stage.instances.at(site))))
         if not places:
-            raise Retry("no other site lives that may take its keys")
+            raise Retry("no site lives that may take its keys")
         source = "the newest versions" if checkpoint is None else f"checkpoint {checkpoint}"
         why = [f"{lost} at {home} is gone: its keys are restored at {places[0]} from {source}"]
-        with stage.instances.staying(places[0], stage.counts()) as there:
+        with stage.taking(places[0], lost) as there:
             orders = stage.restorations([lost], there, checkpoint)
             self._control.orchestrator.order(orders, self._deadline, why)
 

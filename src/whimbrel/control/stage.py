@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -208,6 +209,12 @@ class StageControl:
         sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
         found = self.sources(selection, to)
         return [name for name in found if name in lost or self._reach.is_dead(sites[name])]
+
+    def taking(self, site: str, lost: str) -> AbstractContextManager[list[str]]:
+        """Those at a site, among which one can have what a lost one had: if there is none, another one is started."""
+        here = [name for name in self.instances.at(site) if name not in self.instances.leaving]
+        is_there = bool({*here} - {lost} - self.coordinator.lost())
+        return self.instances.staying(site, self.counts(), None if is_there else len(here) + 1)
 
     def restorations(
         self, lost: Sequence[str], to: Sequence[str], checkpoint: int | None, **options: Any
