@@ -20,9 +20,9 @@ setup: $(STAMP)  ## prepare .venv (does nothing when it is up to date)
 demo: setup  ## run the demo
 	$(BIN)/whimbrel demo
 
-test: check  ## check, then run all tests: first what needs no Spark, on all cores
+test: check  ## check, then run all tests: first what needs no Spark
 	$(BIN)/pytest -m "not spark" -n auto --dist loadfile
-	$(BIN)/pytest -m spark
+	$(BIN)/pytest -m spark -n 2 --dist loadfile --durations 15
 
 check: setup  ## lint, formatting, types, layers
 	$(BIN)/ruff check
