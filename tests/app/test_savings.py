@@ -129,8 +129,9 @@ class Door:
 class House:
     """A data directory, a store, and the gateway's role of the moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Path | None = None) -> None:
         self.folder, self.delivered = folder, list[dict[str, Any]]()
+        self.at = store or folder / "store"
         source = wb.Items([], schema="key string, n long")
         self.pipeline = wb.Pipeline("p", source=source, key="key").stage("sum", Sum(), groups=PARTS)
         self.pipeline.sink(self.delivered.append)
@@ -142,7 +143,7 @@ class House:
 
     def begin(self, *, stores: bool = True, every: float = RARELY) -> None:
         """A gateway, from what its predecessor has left."""
-        data, store = self.folder / "data", str(self.folder / "store") if stores else None
+        data, store = self.folder / "data", str(self.at) if stores else None
         self.journal, self.logs = Journal(data / "journal.db"), Logs(data / "logs")
         self.journal.save("instances/sum", wire.pack({"sum-1": "cloud"}))
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
@@ -336,6 +337,42 @@ def test_while_the_store_is_away_everything_goes_on_and_no_more_is_ordered(house
     house.hand.batch()
     until(lambda: house.store.checkpoint == 3, "the checkpoint")
     assert (house.stored(), house.store.under_way_bytes) == (house.truth, 0)
+
+
+@pytest.mark.parametrize("is_spooled", [False, True], ids=["at rest", "with a saving under way"])
+def test_another_store_gets_everything(house: House, is_spooled: bool) -> None:
+    """What was saved for the old one does not count for it, and makes no checkpoint of it."""
+    house.send(a=1)
+    house.save()
+    house.send(b=2)
+    assert house.door is not None
+    house.door.is_open = not is_spooled
+    if is_spooled:
+        house.order()
+        house.hand.batch()
+        until(lambda: house.logs.savings("sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+    house.end()
+    (house.folder / "store").rename(house.folder / "old")
+    house.begin()
+    until(lambda: house.orders(), "the order to save everything")
+    assert (house.store.checkpoint, house.store.covered) == (None, -1)
+    house.hand.batch()
+    until(lambda: house.store.checkpoint == 1, "the checkpoint")
+    assert house.stored(1) == house.stored() == {"a": 1, "b": 2}
+
+
+def test_a_store_of_another_run_is_left_alone(house: House, tmp_path: Path) -> None:
+    house.send(a=1)
+    house.save()
+    other = House(tmp_path / "other", store=tmp_path / "store")
+    other.send(a=5)
+    until(lambda: other.store.error, "the error to be told")
+    assert "belong to another run" in (other.store.error or "")
+    other.savings.order()
+    other.hand.batch()
+    until(lambda: other.delivered, "results to go out all the same")
+    assert (other.flow.gateway.ingress.counter("savings"), other.stored()) == (-1, {"a": 1})
+    other.end()
 
 
 def test_what_counted_while_there_was_no_store_is_not_lost(house: House) -> None:

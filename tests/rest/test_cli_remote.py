@@ -40,6 +40,11 @@ def test_status_shows_records_and_instances(house: House, tmp_path: Path) -> Non
     assert "under way: m1 copying" in invoke(house, "status").output
 
 
+def test_status_shows_the_store_if_there_is_one(tmp_path: Path) -> None:
+    with served(tmp_path / "data", str(tmp_path / "store")) as house:
+        assert "store of count: no checkpoint yet, 0 B under way" in invoke(house, "status").output
+
+
 def test_sites_and_stages_as_tables(house: House, tmp_path: Path) -> None:
     sites = invoke(house, "sites", "--json", str(tmp_path / "sites.json")).output
     assert sites.splitlines()[1].split() == ["cloud", "count-1", "12", "0", "B", "running"]

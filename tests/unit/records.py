@@ -141,7 +141,7 @@ def passed(move: Move, part: int = 0, parts: int = 1, ticks: list[Tick] | None =
     return delivered(Post("b", Kind.PASSED, EVERY_BIN, wire.pack(Passed(move.id, part, parts, ticks or []))))
 
 
-def save(seq: int, src: str = "r", bound: int | None = None, **sizes: int) -> Record:
+def save(seq: int, src: str = "r", bound: int | None = None, **sizes: Any) -> Record:
     """The order to save, at a place of a router's stream."""
     return marker(Kind.SAVE, wire.pack(Save(seq if bound is None else bound, **sizes)), src, seq)
 

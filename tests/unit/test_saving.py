@@ -233,6 +233,22 @@ def test_saving_changes_no_result() -> None:
     assert [told(saving.apply([*batch, save(100)])) for batch in batches] == said
 
 
+@pytest.mark.parametrize("amid", [False, True], ids=["idle", "amid another"])
+def test_another_store_gets_everything(amid: bool) -> None:
+    a, store = part(), Store()
+    a.apply([data("k", 1, "x"), data("l", 2, "y"), data("m", 3, "z")])
+    out = a.apply([save(4, budget=1 if amid else 1000)])
+    if amid:  # a key a batch: two are still to be saved for the old one
+        store.take(out)
+        out = a.apply([delivered(post) for post in out.posts if post.kind == Kind.NUDGE] + [save(5, anew=True)])
+        store.drain(a, out)
+    else:
+        store.drain(a, out)
+        store.drain(a, a.apply([save(5, anew=True)]))
+    assert [version.key for version in store.versions] == ["k", "l", "m", "k", "l", "m"]
+    assert kinds(a.apply([save(6)])) == [Kind.SAVED], "once"
+
+
 # ── At the store ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

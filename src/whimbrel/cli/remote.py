@@ -67,6 +67,9 @@ def status(
             size = _bytes(one["state_bytes"])
             table.add_row(name, instance, one["site"], f"{one['keys']:,}", size, _text(one["batch_ms"]), health)
     console.print(table)
+    for name, stage in found["stages"].items():
+        if stage["store"] is not None:
+            console.print(_stored(name, stage["store"]), highlight=False)
     moving = {id: p for s in found["stages"].values() for id, p in s["migrations"].items() if p not in _OVER}
     if moving:
         console.print("under way: " + ", ".join(f"{id} {phase}" for id, phase in moving.items()))
@@ -75,6 +78,12 @@ def status(
     if found["error"]:
         console.print(f"[bold red]{escape(found['error'])}[/]")
     _write(found, json)
+
+
+def _stored(stage: str, store: dict[str, Any]) -> str:
+    made = "no checkpoint yet" if store["checkpoint"] is None else f"checkpoint {store['checkpoint']}"
+    error = f"; [bold red]{escape(store['error'])}[/]" if store["error"] else ""
+    return f"store of {stage}: {made}, {_bytes(store['under_way_bytes'])} under way{error}"
 
 
 def sites(

@@ -232,6 +232,8 @@ class Save(msgspec.Struct, frozen=True):
     """Up to which `seq` the router has given everything on; above it, it may hold some records back."""
     budget: int = 8 << 20
     chunk: int = 1 << 20
+    anew: bool = False
+    """The store is another one, and has nothing: all there is shall be saved, not only what has changed."""
 
 
 class Result(NamedTuple):

@@ -52,6 +52,8 @@ class Saving(Sender, kw_only=True):
     """By router: what was said last."""
     epoch: int = 0
     """In which epoch the large key is saved that is being carried."""
+    anew: bool = False
+    """Whether the next saving shall have all there is."""
 
     @property
     def is_shipping(self) -> bool:
@@ -71,6 +73,7 @@ class Saving(Sender, kw_only=True):
     def begin(self, instance: Instance, record: Record, save: Save) -> None:
         """SAVE has come: everything before it has been applied here, or waits for keys that are coming."""
         self.sizes = (save.budget, save.chunk)
+        self.anew = self.anew or save.anew
         reached = -1 if instance.moves.arrivals else save.bound
         self.later.append(Saved(instance.name, instance.part, instance.parts, record.src, record.seq, reached))
 
@@ -96,11 +99,29 @@ class Saving(Sender, kw_only=True):
             elif saved is not None:
                 loads[key] = saved
                 room -= len(saved.state) + OVERHEAD
-        self.pack(instance, loads, out)
+        self._pack_together(instance, loads, out)
         if not self.queue and not self.carried:
             self._answer(instance, out)
         if self.is_shipping:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
+
+    def _pack_together(self, instance: Instance, loads: dict[str, Luggage], out: Emissions) -> None:
+        """In the store bins mean nothing: keys travel together, as many as a chunk holds, or each saving would be a
+        thousand posts. A parcel has the bin of one of its keys, which tells its part."""
+        keys: dict[str, Luggage] = {}
+        size = 0
+        for key, luggage in loads.items():
+            keys[key] = luggage
+            size += len(luggage.state) + OVERHEAD
+            if size >= self.move.chunk:
+                self._send_parcel(instance, keys, out)
+                keys, size = {}, 0
+        if keys:
+            self._send_parcel(instance, keys, out)
+
+    def _send_parcel(self, instance: Instance, keys: dict[str, Luggage], out: Emissions) -> None:
+        bin = bin_of(next(iter(keys)))
+        self.send(instance, Kind.PARCEL, Parcel(self.move.id, bin, keys), out, bin)
 
     def _answer(self, instance: Instance, out: Emissions) -> None:
         for answer in self.asked:
@@ -126,6 +147,8 @@ class Saving(Sender, kw_only=True):
 
     def _line_up(self, instance: Instance) -> None:
         """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
+        if self.anew:
+            self.lacking, self.anew = {*self.lacking, *instance.entries}, False
         arrivals = instance.moves.arrivals.values()
         coming = {key for key in self.lacking if any(arrival.takes(key) for arrival in arrivals)} if arrivals else set()
         self.queue, self.lacking = sorted(self.lacking - coming, reverse=True), coming

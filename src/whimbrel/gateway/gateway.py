@@ -131,9 +131,12 @@ class Gateway:
         self._control(kind, body, 0, f"coordinator/{command.move.id}/{kind.name}", 0)
         self.doubled[command.move.id] += 2 * len(body)
 
-    def order_saving(self, counter: int, budget: int = 8 << 20, chunk: int = 1 << 20) -> int | None:
-        """Tell the instances to send what has changed to the central store; return where that stands in the log."""
-        return self._control(Kind.SAVE, wire.pack(Save(-1, budget, chunk)), 0, "savings", counter)
+    def order_saving(self, counter: int, *, anew: bool = False) -> int | None:
+        """Tell the instances to send what has changed to the central store; return where that stands in the log.
+
+        `anew`: all they have, for it is another store. Nothing counts as covered then until it is there.
+        """
+        return self._control(Kind.SAVE, wire.pack(Save(-1, anew=anew)), 0, "savings", counter)
 
     def count(self, saved: Saved) -> None:
         """A saving is in the store, and the gate has confirmed it."""
@@ -201,6 +204,8 @@ class Gateway:
             return self.router.tick(record.seq, record.event_us, record.ingress_us)
         if record.kind == Kind.SAVE:
             save = wire.unpack(record.body, Save)
+            if save.anew and self._coverage is not None:
+                self._coverage = Coverage(self.name)
             return self.router.save(msgspec.structs.replace(save, bound=record.seq), record.seq, record.ingress_us)
         if record.kind == Kind.RESTORE:
             restore = wire.unpack(record.body, Restore)

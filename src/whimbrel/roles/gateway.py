@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
@@ -219,6 +220,7 @@ class GatewayRole:
         self._held_up: Exception | None = None
         """A full disk that a snapshot cannot be written to, for the moment."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
+        self._run = named(journal)
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
@@ -276,7 +278,7 @@ class GatewayRole:
             return None
         from whimbrel.roles.savings import Savings
 
-        return Savings(stage, gateway, self.logs, self.store, self._save_every, self.clock_us)
+        return Savings(stage, gateway, self.logs, self.store, self._save_every, self.clock_us, self._run)
 
     def errors(self) -> list[Exception]:
         """What went wrong for good."""
@@ -361,6 +363,15 @@ class GatewayRole:
         if found is None:
             raise no_store()
         return found
+
+
+def named(journal: Journal) -> str:
+    """The name of a data directory, which nobody else has: by it a store knows whose states it has."""
+    found = journal.load("run")
+    if found is None:
+        found = uuid4().hex.encode()
+        journal.save("run", found)
+    return found.decode()
 
 
 def store_at(url: str | None, save_every: float) -> CentralStore | None:

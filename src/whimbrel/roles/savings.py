@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable
 
 from whimbrel.control.ports import StoreStatus
+from whimbrel.core.errors import Refused
 from whimbrel.core.record import Saved
 from whimbrel.core.router import NOBODY
 from whimbrel.gateway.gateway import Gateway
+from whimbrel.log import codec
 from whimbrel.log.folder import Logs
 from whimbrel.pipeline import Stage
 from whimbrel.site.status import told
-from whimbrel.store import CentralStore, Keeper, Uploader
+from whimbrel.store import CentralStore, Keeper, Owner, Uploader
 
 PATIENCE, LONGEST = 0.2, 10.0
 """Seconds until the store is tried again: twice as long after each failure, up to so many."""
@@ -43,11 +45,14 @@ class Savings:
         store: CentralStore,
         every: float,
         clock_us: Callable[[], int],
+        run: str,
     ) -> None:
+        """`run`: a name that no other data directory has."""
         self.stage, self.store, self.keeper = stage, store, Keeper(store, stage.name)
         self.error: Exception | None = None
         """Why the last try failed; the next one may succeed."""
         self._gateway, self._logs, self._every, self._clock_us = gateway, logs, every, clock_us
+        self._run_name, self._since = run, -1
         self._instances: list[str] = []
         self._uploaders: dict[str, Uploader] = {}
         self._sealed: set[tuple[str, int]] = set()
@@ -104,6 +109,8 @@ class Savings:
 
     def step(self) -> None:
         """Do all there is to do now."""
+        if self._since < 0:
+            self._since = self._claim()
         self.keeper.look()
         instances = self._instances
         self._uploaders = {name: self._uploaders.get(name) or self._uploader(name) for name in instances}
@@ -119,6 +126,28 @@ class Savings:
         if self._is_asked.is_set() or time.monotonic() >= self._next:
             self._order()
 
+    def _claim(self) -> int:
+        """Make sure that these states are ours; return from which saving on.
+
+        A store that has none gets all there is. Who has never saved does so anyway; else that is ordered, and then the
+        store is ours: a death between the two must not leave it with less.
+        """
+        owner = self.store.owner(self.stage.name)
+        if owner is None:
+            owner = Owner(self._run_name, 0 if self._number < 0 else self._tell(anew=True) * codec.ROWS)
+            self.store.claim(self.stage.name, owner)
+        if owner.run != self._run_name:
+            raise Refused(
+                f"the states of {self.stage.name} in this store belong to another run, with another data directory: "
+                "give another store, or delete them"
+            )
+        return owner.since
+
+    def _tell(self, *, anew: bool = False) -> int:
+        self._number += 1
+        self._ordered = self._gateway.order_saving(self._number, anew=anew) or 0
+        return self._ordered
+
     def _order(self) -> None:
         """Let everybody save, unless nothing has come since they were told to: then all are idle, and shall stay so.
 
@@ -130,11 +159,11 @@ class Savings:
         is_due = self._idle % PERSISTENCE == 0 and not self._gateway.has_saved
         if self._is_asked.is_set() or is_due:
             self._is_asked.clear()
-            self._number += 1
-            self._ordered = self._gateway.order_saving(self._number) or 0
+            self._tell()
 
     def _uploader(self, name: str) -> Uploader:
-        return Uploader(self.stage.name, name, self.stage.groups, self._logs.savings(name), self.store, self._count)
+        spool, parts = self._logs.savings(name), self.stage.groups
+        return Uploader(self.stage.name, name, parts, spool, self.store, self._count, self._since)
 
     def _count(self, saved: Saved) -> None:
         self._gateway.count(saved)

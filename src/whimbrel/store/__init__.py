@@ -7,6 +7,6 @@ from whimbrel.core.saving import Version
 from whimbrel.store.central import CentralStore
 from whimbrel.store.keeper import Keeper
 from whimbrel.store.uploader import Uploader
-from whimbrel.store.version import Checkpoint, Retention, Saving
+from whimbrel.store.version import Checkpoint, Owner, Retention, Saving
 
-__all__ = ["CentralStore", "Checkpoint", "Keeper", "Retention", "Saving", "Uploader", "Version"]
+__all__ = ["CentralStore", "Checkpoint", "Keeper", "Owner", "Retention", "Saving", "Uploader", "Version"]

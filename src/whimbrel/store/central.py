@@ -22,7 +22,19 @@ from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
 from whimbrel.store.compaction import Sizes, compact
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects, Place
-from whimbrel.store.version import Checkpoint, Line, Moment, Retention, Saving, Seal, Segment, cut, has
+from whimbrel.store.version import (
+    Checkpoint,
+    Line,
+    Moment,
+    Owner,
+    Retention,
+    Saving,
+    Seal,
+    Segment,
+    cut,
+    has,
+    opened,
+)
 
 PATIENCE = 5
 """How often a reader begins again because what it reads is being compacted."""
@@ -63,6 +75,15 @@ class CentralStore:
                 f"{name} is there already and differs: an instance that begins anew must number its savings "
                 "behind the last one that the store has"
             )
+
+    def owner(self, stage: str) -> Owner | None:
+        """Whose states these are; None: nobody's, or somebody has taken them away."""
+        blob = self.objects.get(names.owner(stage))
+        return None if blob is None else opened(names.owner(stage), blob, Owner)
+
+    def claim(self, stage: str, owner: Owner) -> None:
+        """From now on these states belong to somebody."""
+        self.objects.put(names.owner(stage), wire.pack(owner))
 
     def last(self, stage: str, instance: str) -> int:
         """The greatest number of an instance's savings, -1 if it has none."""
@@ -154,3 +175,4 @@ class CentralStore:
         """Give up all that a stage has here: what makes it known first, so that no half of it can be loaded."""
         for kind in ("checkpoints", "bases", "seals", "folds", "segments"):
             self.objects.delete(Catalog(self.objects, stage).names(kind))
+        self.objects.delete([names.owner(stage)])

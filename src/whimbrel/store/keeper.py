@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from whimbrel.store.central import CentralStore
 from whimbrel.store.version import Retention
 
+SLACK = 4.0
+"""A new fold is due when the savings beside the last one are so many times as large: a fold copies everything."""
+
 
 class Keeper:
     """Looks after one stage. Whoever asks it gets what it last knew, at once."""
 
-    def __init__(self, store: CentralStore, stage: str, retention: Retention | None = None, slack: float = 1.0) -> None:
+    def __init__(
+        self, store: CentralStore, stage: str, retention: Retention | None = None, slack: float = SLACK
+    ) -> None:
         self.store, self.stage, self.retention, self._slack = store, stage, retention or Retention(), slack
         self.number, self.made_us = 0, 0
         """The last checkpoint, and when it was made; 0: there is none."""

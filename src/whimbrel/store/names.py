@@ -6,6 +6,7 @@ nothing that was read from the store ever becomes a name.
     <stage>/checkpoints/<number>
     <stage>/bases/<number>
     <stage>/folds/<number>-<piece>
+    <stage>/owner
 
 Keys stand in no name.
 """
@@ -58,6 +59,11 @@ def base(stage: str, number: int) -> str:
 def fold(stage: str, number: int, piece: int) -> str:
     """The name of a piece of a fold."""
     return f"{folder(stage, 'folds')}/{_digits('checkpoint', number, MOMENT)}-{_digits('piece', piece, PIECE)}"
+
+
+def owner(stage: str) -> str:
+    """The name of what says whose states these are."""
+    return f"{checked('stage', stage)}/owner"
 
 
 def saved_of(name: str) -> Saved | None:

@@ -51,10 +51,12 @@ class Uploader:
         spool: Log,
         store: CentralStore,
         sealed: Callable[[Saved], None],
+        since: int = 0,
     ) -> None:
-        """`sealed` is called when a saving is in the store, perhaps once more after a crash."""
+        """`sealed` is called when a saving is in the store, perhaps once more after a crash. `since`: the first saving
+        that belongs there; older ones, made for another store, are given up."""
         self.stage, self.instance, self.parts = stage, instance, parts
-        self.spool, self.store, self._sealed = spool, store, sealed
+        self.spool, self.store, self._sealed, self._since = spool, store, sealed, since
         self._read, self._heard = spool.head(), spool.head(Lane.CONTROL)
         self._assembly = Assembly()
         self._open: dict[int, list[_Open]] = {part: [] for part in range(parts)}
@@ -131,7 +133,8 @@ class Uploader:
         if one is None:  # sealed before the last crash, or answered together with a later one
             return
         saving = Saving(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
-        self._put(one, saving, 0)
-        self.store.seal(self.stage, saving, one.segments)
-        self._sealed(saved)
+        if saved.number >= self._since:
+            self._put(one, saving, 0)
+            self.store.seal(self.stage, saving, one.segments)
+            self._sealed(saved)
         del savings[: savings.index(one) + 1]

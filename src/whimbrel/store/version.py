@@ -90,6 +90,15 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
         return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """Whose states a stage's are. There is one from the moment on from which everything is saved here."""
+
+    run: str
+    """The name of a data directory that nobody else has."""
+    since: int
+    """The first saving that belongs here: it has all there was. Earlier ones were made for another store."""
+
+
 class Segment(msgspec.Struct, frozen=True):
     """Some versions, as one object. It knows its own name, so that none can stand in for another."""
 
