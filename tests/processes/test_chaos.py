@@ -14,7 +14,7 @@ WANTED = [Case("push", "pushing", DESTINATION), Case("fetch", "fetching", ORCHES
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_whoever_is_killed_in_a_phase_costs_no_result(tmp_path: Path) -> None:
     said: list[str] = []
     found = run_every_phase(Options(data=tmp_path / "data", out=tmp_path / "out"), WANTED, said.append)

@@ -180,7 +180,8 @@ class Deployed:
         try:
             self.end()
         finally:
-            while left := self.left():
+            deadline = time.monotonic() + LEFT
+            while (left := self.left()) and time.monotonic() < deadline:
                 self.send(left, signal.SIGKILL)
                 time.sleep(0.05)
             self.up.wait()

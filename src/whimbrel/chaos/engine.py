@@ -36,7 +36,7 @@ LOOK = 0.3
 """Seconds between two looks who is back."""
 PATIENCE = 15.0
 """Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
-START, REST = 300.0, 600.0
+START, REST = 600.0, 900.0
 """Seconds that the deployment has to come up, and to come to rest."""
 DEADLINE = 60.0
 """Of the moves."""

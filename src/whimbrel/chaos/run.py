@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from whimbrel.chaos.deployed import Deployed
 from whimbrel.chaos.engine import Engine, Show
 from whimbrel.chaos.load import Load
 from whimbrel.chaos.plan import KINDS, plan
-from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.errors import Refused, WhimbrelError
 from whimbrel.core.protocols.machine import Migration
 
 SITES = ("cloud", "edge-1", "edge-2")
@@ -98,7 +99,7 @@ class Scene:
                 play(engine)
                 self._show("no more faults; everything must come to rest")
                 engine.come_to_rest()
-            except Unavailable as error:
+            except WhimbrelError as error:
                 broken.append(str(error))
             status = deployed.ask(deployed.client.status) or {}
             left = deployed.end()
@@ -114,6 +115,7 @@ class Scene:
         return {
             **report.heading(self._options.seed),
             "parameters": {"sites": self._sites, "links": LINKS, "load": msgspec.to_builtins(self._load)},
+            "batch_ms": _batches(status),
             **judged,
             "left_over": len(left),
             "broken": broken,
@@ -142,6 +144,13 @@ class Scene:
         path = self._options.out / "chaos.png"
         picture.latency_over_time(path, {"all keys": releases}, moves, title, self._zero_us, marks)
         return path
+
+
+def _batches(status: dict[str, Any]) -> dict[str, float]:
+    """The median micro-batch: of what the instances say of their last ones."""
+    stages = status.get("stages", {}).values()
+    found = [one["batch_ms"] for stage in stages for one in stage["instances"].values() if one["batch_ms"]]
+    return {"p50": median(found)} if found else {}
 
 
 def _folder(data: Path | None) -> Path:
