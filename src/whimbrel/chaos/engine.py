@@ -1,11 +1,12 @@
-"""The engine: orders the moves of a plan on a running deployment, strikes at their phases, ends what must end, and sees
-who comes back.
+"""The engine: orders the moves of a plan on a running deployment, strikes at their phases, and sees who comes back.
 
-One thread. Whatever it waits for, it goes on to end faults whose time is over and to look who is back (`_tick`).
+Whatever it waits for, it goes on to look who is back (`_tick`). Each fault is ended by a thread of its own: the engine
+itself may be waiting for an answer from whoever was struck.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
@@ -70,8 +71,8 @@ class Sick(NamedTuple):
     """A fault that is not over."""
 
     struck: Struck
-    due: float
-    heal: Heal | None
+    ended: threading.Event
+    """Set when whatever was done has been undone."""
     life: int
     """How many lives the process had had."""
 
@@ -213,7 +214,7 @@ class Engine:
         )
         heal = STRIKES[kind](self.deployed, Aim(target.name, (move.source, move.destination), sign))
         self.struck.append(struck)
-        self._sick.append(Sick(struck, time.monotonic() + seconds, heal, life))
+        self._sick.append(Sick(struck, _end_after(seconds, heal), life))
         when = f"{move.protocol} {struck.phase}" if seen else "nothing moves"
         lasting = f" for {seconds:.1f} s" if seconds else ""
         whom = target.role if target.role == target.name else f"{target.role} {target.name}"
@@ -238,23 +239,15 @@ class Engine:
 
     def _tick(self) -> None:
         self.deployed.check()
-        now = time.monotonic()
-        for number, sick in enumerate(self._sick):
-            if sick.heal is not None and now >= sick.due:
-                try:
-                    sick.heal()
-                    self._sick[number] = sick._replace(heal=None)
-                except Retry:  # whoever has to hear it is not there now
-                    self._sick[number] = sick._replace(due=now + 1)
-        if self._sick and now >= self._next_look:
-            self._next_look = now + LOOK
+        if self._sick and time.monotonic() >= self._next_look:
             self._look()
+            self._next_look = time.monotonic() + LOOK
         time.sleep(PERIOD)
 
     def _look(self) -> None:
         """Who is back?"""
         silences = self.deployed.silences()
-        for sick in [sick for sick in self._sick if sick.heal is None and self._is_back(sick, silences)]:
+        for sick in [sick for sick in self._sick if sick.ended.is_set() and self._is_back(sick, silences)]:
             self._sick.remove(sick)
             struck = sick.struck
             struck.back_ms = round(time.time_ns() / 1e6 - struck.at_us / 1e3, 1)
@@ -285,3 +278,23 @@ class Engine:
     def _nothing_moves(self) -> bool:
         found = self.deployed.ask(self.deployed.client.migrations)
         return found is not None and all(one.is_over for one in found)
+
+
+def _end_after(seconds: float, heal: Heal | None) -> threading.Event:
+    """End a fault when its time is over, as often as it takes; the event says when that is done."""
+    ended = threading.Event()
+    if heal is None:
+        ended.set()
+        return ended
+
+    def end() -> None:
+        time.sleep(seconds)
+        while not ended.is_set():
+            try:
+                heal()
+                ended.set()
+            except Retry:  # whoever has to hear it is not there now
+                time.sleep(1)
+
+    threading.Thread(target=end, name="end of a fault", daemon=True).start()
+    return ended
