@@ -7,6 +7,7 @@ is nothing to end. That deed may raise `Retry`: then it is done again a little l
 
 from __future__ import annotations
 
+import resource
 import signal
 import sqlite3
 import threading
@@ -23,6 +24,8 @@ from whimbrel.chaos.load import HOUR_US, STAGE, clock_of
 from whimbrel.core.errors import Unavailable
 
 Heal = Callable[[], None]
+ROOM = 32 << 10
+"""Bytes that a file may have on a full disk: what is smaller than most logs, and more than a line of errors."""
 HELD, FREE = 1.0, 0.15
 """Of a slow disk: seconds that a write waits, and seconds in which writes get through."""
 
@@ -96,6 +99,32 @@ def _hold(files: Sequence[str], ended: threading.Event) -> None:
         ended.wait(FREE)
 
 
+def full_disk(deployed: Deployed, aim: Aim) -> Heal:
+    """No file of the site may grow beyond a few pages: a disk without room, for the processes of one site alone."""
+    _limit(deployed, aim.name, ROOM)
+    return lambda: _limit(deployed, aim.name, resource.RLIM_INFINITY)
+
+
+def _limit(deployed: Deployed, name: str, size: int) -> None:
+    """Who is started meanwhile inherits the limit: so until all have it."""
+    while True:
+        others = [pid for pid in deployed.tree(name) if _size(pid, None) not in (size, None)]
+        if not others:
+            return
+        for pid in others:
+            _size(pid, size)
+
+
+def _size(pid: int, limit: int | None) -> int | None:
+    """The size that no file of a process may exceed, now or from now on; None if it has ended."""
+    with suppress(ProcessLookupError):
+        old, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        if limit is not None:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, most))
+        return old
+    return limit
+
+
 def clock(deployed: Deployed, aim: Aim) -> Heal:
     """An hour ahead, or back."""
     file = clock_of(deployed.folder, aim.name)
@@ -145,6 +174,7 @@ STRIKES: dict[str, Strike] = {
     "away": stop,
     "cut": cut,
     "slow-disk": slow_disk,
+    "full-disk": full_disk,
     "clock": clock,
     "replay": replay,
 }

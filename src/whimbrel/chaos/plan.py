@@ -46,6 +46,7 @@ KINDS: dict[str, Kind] = {
     "away": Kind("the same for longer than it takes to be given up", SITES, (13.0, 18.0)),
     "cut": Kind("the link between source and destination lets nothing through", (LINK,), (1.0, 8.0)),
     "slow-disk": Kind("whatever a site writes to its logs waits for a second", SITES, (3.0, 8.0)),
+    "full-disk": Kind("no file that a site writes may grow", SITES, (3.0, 8.0)),
     "clock": Kind("the wall clock of a process is an hour off, then right again", (GATEWAY, ORCHESTRATOR), (2.0, 8.0)),
     "replay": Kind("an order comes three times at once, and once more later", (ORCHESTRATOR,), (2.0, 8.0)),
 }
