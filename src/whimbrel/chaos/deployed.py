@@ -164,7 +164,7 @@ class Deployed:
     def end(self) -> list[int]:
         """Let everything end in its own way; which processes are left over then."""
         if self.up.poll() is None:
-            self.up.send_signal(signal.SIGINT)
+            self.up.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self.up.wait(60)
         deadline = time.monotonic() + LEFT
