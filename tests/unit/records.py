@@ -116,9 +116,9 @@ def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int 
     return delivered(Post("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, luggage, piece, pieces, **more))))
 
 
-def shipped(move: Move, part: int = 0, parts: int = 1) -> Record:
-    """A part of the source has sent everything."""
-    return delivered(Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts))))
+def shipped(move: Move, part: int = 0, parts: int = 1, parcels: dict[int, int] | None = None) -> Record:
+    """A part of the source has sent everything; `parcels`: by bin, how many."""
+    return delivered(Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts, parcels or {}))))
 
 
 def switch(move: Move) -> Record:

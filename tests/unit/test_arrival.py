@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.records import data, forget, luggage, mark, move, notices, parcel, part, reloaded, shipped, tick, told
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import selection_of
-from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Ready, Record
+from whimbrel.core.keys import bin_of, selection_of
+from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Ready, Record, Rejected
 
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
 LIVE = move("k", "j")
@@ -54,6 +54,25 @@ def test_a_parcel_may_be_here_before_begin() -> None:
     out = instance.apply([mark(BEGIN, LIVE, 10), data("k", 11, "in the luggage"), data("k", 12, "y")])
     assert (told(out), notices(out)) == ([], ["Ready"])
     assert seen(instance, "k") == ["x", "y"]
+
+
+def test_a_parcel_that_nobody_could_read_is_missed_in_the_end() -> None:
+    """It did not say whose it was; here another move was called off in its place (found by fluid/1534)."""
+    sent = {bin_of("k"): 1, bin_of("j"): 1}
+    instance = destination(mark(BEGIN, LIVE, 10), data("j", 11, "y"), parcel(LIVE, {"k": luggage(10, "x")}))
+    out = instance.apply([shipped(LIVE, parcels=sent)])
+    (rejected,) = out.notices
+    assert isinstance(rejected, Rejected)
+    assert (rejected.move, rejected.reason) == (LIVE.id, "b lacks parcels: it has 1 of 2")
+    assert "j" not in instance.entries, "it does not start from nothing"
+    assert notices(reloaded(instance).apply([parcel(LIVE, {"j": luggage(10, "x")})])) == [], "it is called off"
+
+
+def test_parcels_for_another_part_are_not_missed() -> None:
+    bin = bin_of("k")
+    instance = part("b", bin % 2, parts=2)
+    instance.apply([mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")})])
+    assert notices(instance.apply([shipped(LIVE, parcels={bin: 1, bin + 1: 3})])) == ["Ready"]
 
 
 def test_other_keys_are_served_as_ever() -> None:

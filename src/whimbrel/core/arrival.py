@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from whimbrel.core.keys import part_of
 from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Parcel, Ready, Record, Shipped, Tick
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class Arrival(Receiver, tag=True):
     shipped: set[int] = set()
     """Which parts of the source have sent everything."""
     parts: int = 0
+    sent: int = 0
+    """How many parcels they have sent here; and how many have been taken."""
+    taken: int = 0
     ticks: list[Tick] = []
 
     def takes(self, key: str) -> bool:
@@ -114,6 +118,7 @@ class Arrival(Receiver, tag=True):
             if key not in instance.entries:
                 instance.install(key, luggage)
                 self._catch_up(instance, key, out)
+        self.taken += 1
 
     def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
         catch_up(instance, key, instance.unbuffer(key), self.ticks, out, self.is_silent)
@@ -123,6 +128,9 @@ class Arrival(Receiver, tag=True):
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
+        if shipped.part not in self.shipped:
+            here = (bin for bin in shipped.parcels if part_of(bin, instance.parts) == instance.part)
+            self.sent += sum(shipped.parcels[bin] for bin in here)
         self.shipped.add(shipped.part)
         self.parts = shipped.parts
         self._check_ready(instance, out)
@@ -153,6 +161,11 @@ class Arrival(Receiver, tag=True):
         if self.ready or self.rejected or self.move is None or self.begun != self.move.routers:
             return
         if not self.parts or len(self.shipped) < self.parts:
+            return
+        if self.taken < self.sent:  # what could not be read did not say that it was ours
+            instance.turn_down(
+                {self.move.id: self}, f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}", out
+            )
             return
         for key in [key for key in instance.waiting if self.takes(key)]:
             self._catch_up(instance, key, out)

@@ -160,6 +160,8 @@ class Departure(Sender, kw_only=True, tag=True):
     queue: list[str] | None = None
     """Keys still to ship; None before every router has begun."""
     shipped: bool = False
+    parcels: dict[int, int] = {}
+    """By bin: how many have been sent."""
 
     closed: ClassVar[bool] = False
     """It serves its keys to the end."""
@@ -199,6 +201,12 @@ class Departure(Sender, kw_only=True, tag=True):
                 del instance.moves.departures[self.move.id]
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
+    def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
+        """Post a message to the destination, and count the parcels."""
+        if kind == Kind.PARCEL:
+            self.parcels[bin] = self.parcels.get(bin, 0) + 1
+        super().send(instance, kind, body, out, bin)
+
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what the budget allows of the keys that have not left yet."""
         if self.queue is None or self.shipped or self.off or self.cut:
@@ -222,4 +230,4 @@ class Departure(Sender, kw_only=True, tag=True):
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         else:
             self.shipped = True
-            self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts), out)
+            self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts, self.parcels), out)

@@ -16,7 +16,7 @@ What comes from another instance may be damaged, or of another version: it is ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
@@ -422,7 +422,7 @@ class Instance:
         if id not in self.moves.arrivals:
             self.moves.arrivals[id] = Arrival()
             if self.moves.unread:
-                self._turn_down({id: self.moves.arrivals[id]}, self.moves.unread, out)
+                self.turn_down({id: self.moves.arrivals[id]}, self.moves.unread, out)
                 self.moves.unread = ""
         return self.moves.arrivals[id]
 
@@ -473,11 +473,12 @@ class Instance:
         except (Corrupt, NewerFormat):
             self.moves.unread = self.moves.unread if copies else f"{reason}; it came before this move had begun"
         concerned = {id: role for id, role in roles.items() if not role.ready}
-        self._turn_down(concerned, reason, out)
+        self.turn_down(concerned, reason, out)
         if any(role.keeps for role in concerned.values()):
             self._keep(record)
 
-    def _turn_down(self, roles: dict[str, Receiver], reason: str, out: Emissions) -> None:
+    def turn_down(self, roles: Mapping[str, Receiver], reason: str, out: Emissions) -> None:
+        """These cannot become ready; whoever can call them off is told why."""
         for id, role in roles.items():
             if not role.rejected:
                 role.rejected = reason

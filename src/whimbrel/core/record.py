@@ -217,12 +217,14 @@ class Fetch(msgspec.Struct, frozen=True):
     step: list[int]
 
 
-class Shipped(msgspec.Struct, frozen=True):
+class Shipped(msgspec.Struct, frozen=True, omit_defaults=True):
     """One part of the source has sent all its parcels of a move."""
 
     move: str
     part: int
     parts: int
+    parcels: dict[int, int] = {}
+    """By bin: how many, where one that cannot be read would not be missed otherwise."""
 
 
 class Save(msgspec.Struct, frozen=True):

@@ -61,8 +61,11 @@ class CoordinatorActor(Actor):
         self.ordered = self.asked = 0
         self.only: str | None = None
         """Order only this, whatever the world is called."""
-        # Where nobody ever gives up, what does not come to its end by itself is seen.
+        # Where nobody ever gives up, what does not come to its end by itself is seen. But a message that cannot be read
+        # does not say whose it was, and may be taken for another move's: that is what deadlines are for.
         self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
+        if world.is_harmful:
+            self.impatience = max(self.impatience, 0.02)
         self.todo: list[tuple[str, Command]] = []
         self.life = 0
         self.revive()

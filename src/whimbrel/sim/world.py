@@ -56,7 +56,7 @@ class World:
         """How often what the simulator is there for has happened."""
         # A generator of its own, so that histories without damage are what they were before there was any.
         self._harm = random.Random(f"harm/{seed}/{protocol}")
-        self._harmful = chaos and protocol in UNDONE and self._harm.random() < 0.2
+        self.is_harmful = chaos and protocol in UNDONE and self._harm.random() < 0.2
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int, Actor]] = []
 
@@ -139,7 +139,7 @@ class World:
 
     def carried(self, record: Record) -> Record:
         """A post as it arrives: damaged, once in a while."""
-        if not self._harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED) or self._harm.random() > 0.2:
+        if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED) or self._harm.random() > 0.2:
             return record
         self.tally["parcels damaged"] += 1
         return record._replace(body=record.body[:-1] + bytes((record.body[-1] ^ 1,)))
