@@ -162,11 +162,9 @@ class Arrival(Receiver, tag=True):
             return
         if not self.parts or len(self.shipped) < self.parts:
             return
-        if self.taken < self.sent:  # what could not be read did not say that it was ours
-            instance.turn_down(
-                {self.move.id: self}, f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}", out
-            )
-            return
+        lacking = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
+        if self.taken < self.sent and instance.turn_down({self.move.id: self}, lacking, out):
+            return  # what could not be read did not say that it was ours
         for key in [key for key in instance.waiting if self.takes(key)]:
             self._catch_up(instance, key, out)
         self.ready = True

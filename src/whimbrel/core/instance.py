@@ -477,12 +477,13 @@ class Instance:
         if any(role.keeps for role in concerned.values()):
             self._keep(record)
 
-    def turn_down(self, roles: Mapping[str, Receiver], reason: str, out: Emissions) -> None:
-        """These cannot become ready; whoever can call them off is told why."""
+    def turn_down(self, roles: Mapping[str, Receiver], reason: str, out: Emissions) -> bool:
+        """These cannot become ready (True); whoever can call them off is told why."""
         for id, role in roles.items():
             if not role.rejected:
                 role.rejected = reason
                 out.notices.append(Rejected(id, self.name, self.part, self.parts, reason))
+        return True
 
     def _keep(self, record: Record) -> None:
         """Keep a message that nobody else has, until it can be read."""

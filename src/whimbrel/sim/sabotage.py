@@ -75,7 +75,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "coverage": (GatewayActor, "covered", _trim_what_is_routed),
     "confirming": (StoreActor, "counts", lambda self, saved: True),
     "eviction": (Eviction, "drops", lambda self, record: False),
-    "refusal": (Instance, "_turn_down", lambda self, roles, reason, out: None),
+    "refusal": (Instance, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
 }
 
