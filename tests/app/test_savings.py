@@ -243,8 +243,9 @@ def test_a_checkpoint_is_what_it_was(house: House) -> None:
     house.send(a=10, b=1)
     house.save()
     assert (house.stored(1), house.stored(2)) == ({"a": 1}, {"a": 11, "b": 1})
-    assert house.savings.covered(1) == 1 * codec.ROWS
-    assert house.savings.covered() == house.savings.covered(2) == 3 * codec.ROWS
+    store = house.savings.store
+    assert store.covered("sum", 1) == 1 * codec.ROWS
+    assert house.flow.gateway.covered() == store.covered("sum", 2) == 3 * codec.ROWS
 
 
 def test_an_idle_instance_saves_when_it_is_asked(house: House) -> None:
@@ -311,7 +312,7 @@ def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> Non
     house.send(c=7)
     house.save()
     assert (house.stored(), house.stored(2)) == (house.truth, {"a": 11, "b": 5})
-    assert house.store.covered > house.savings.covered(2) > first
+    assert house.store.covered > house.savings.store.covered("sum", 2) > first
     assert house.flow.gateway.ingress.counter("savings") == 2
 
 

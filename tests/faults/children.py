@@ -16,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.app.waiting import until
+from whimbrel.chaos.deployed import SHORT_LIFE, marked
 
 ROOT = Path(__file__).parents[2]
 MARK = "WHIMBREL_TEST_CHILD"
-SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that lives some seconds: compiling it well takes longer than it lives."""
 
 
 class Child:
@@ -76,16 +75,8 @@ class Child:
 
     def alive(self) -> list[int]:
         """All processes that descend from it and live."""
-        wanted = f"{MARK}={self.mark}".encode()
-        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if wanted in _environment(path)]
+        return marked(MARK, self.mark)
 
     def told(self) -> str:
         """What it has said so far, for a test that fails."""
         return "\n".join([*self.lines[-20:], self.errors.read_text(errors="replace")[-3_000:]])
-
-
-def _environment(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\0")
-    except OSError:  # it ended just now, or is no longer more than an entry in its parent's table
-        return []

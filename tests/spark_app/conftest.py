@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.faults.children import SHORT_LIFE
+from whimbrel.chaos.deployed import SHORT_LIFE
 from whimbrel.spark.session import session
 
 

@@ -112,8 +112,7 @@ class Deployed:
 
     def left(self) -> list[int]:
         """All processes of this deployment that live."""
-        wanted = f"{MARK}={self.mark}".encode()
-        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if wanted in _environment(path)]
+        return marked(MARK, self.mark)
 
     # ── How it is ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +208,12 @@ def _session(leader: int) -> list[int]:
             if int(fields[3]) == leader and int(path.parent.name) != leader:
                 found.append(int(path.parent.name))
     return found
+
+
+def marked(name: str, mark: str) -> list[int]:
+    """All processes that live with this mark in their environment."""
+    wanted = f"{name}={mark}".encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if wanted in _environment(path)]
 
 
 def _environment(path: Path) -> list[bytes]:

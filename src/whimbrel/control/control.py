@@ -29,7 +29,7 @@ from whimbrel.core.errors import Conflict, Refused, Retry, Unavailable, UnknownN
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
-from whimbrel.core.record import Aborted, Evicted, Left, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
 from whimbrel.log.folder import Logs
 from whimbrel.site.links import Given, check_pair, links_of
@@ -365,7 +365,7 @@ class Control:
 
     # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted | Rejected) -> None:
+    def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
         self.orchestrator.hear(stage, notice)
 

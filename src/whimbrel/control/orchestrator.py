@@ -33,7 +33,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
 )
 from whimbrel.core.protocols.restore import FENCING, LOADING
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Kind, Move, Rejected, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 
@@ -209,7 +209,7 @@ class Orchestrator:
             migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
         return planned
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted | Rejected) -> None:
+    def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
         if isinstance(notice, Rejected) and notice.move not in self.stages[stage].migrations:
             return  # what was refused did not even know where it belongs
@@ -252,8 +252,7 @@ class Orchestrator:
         with self._changed:
             coordinator = self.stages[stage]
             moves = [migration.move for migration in coordinator.unsettled()]
-            owners = coordinator.table.owners
-            return {end for m in moves for end in (m.source, m.destination)}, {*owners.by_bin, *owners.by_key.values()}
+            return {end for m in moves for end in (m.source, m.destination)}, coordinator.table.owners.values()
 
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 from whimbrel.site.status import SiteStatus
 
@@ -161,7 +161,7 @@ class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
 class OrchestratorPort(Protocol):
     """The orchestrator, as gateway and sites reach it."""
 
-    def hear(self, stage: str, notice: Ready | Warm | Left | Opened | Aborted | Evicted | Rejected) -> None:
+    def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:

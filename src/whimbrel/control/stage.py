@@ -126,8 +126,7 @@ class StageControl:
 
     def owners(self) -> set[str]:
         """The instances that own keys."""
-        owners = self.coordinator.table.owners
-        return {*owners.by_bin, *owners.by_key.values()}
+        return self.coordinator.table.owners.values()
 
     def see_off(self) -> None:
         """Let those leave who are to, and have nothing to do or to say any more."""
@@ -201,7 +200,7 @@ class StageControl:
     def sources(self, selection: Selection, to: str) -> list[str]:
         """Who must give some of a selection that shall be at a site."""
         sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
-        owners = {*self.coordinator.table.owners.values(selection)}
+        owners = self.coordinator.table.owners.values(selection)
         return sorted(name for name in owners if sites[name] != to or name in lost)
 
     def missing(self, selection: Selection, to: str) -> list[str]:

@@ -49,15 +49,21 @@ class Receiver(msgspec.Struct):
 
     def joined(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
         """What a parcel brings, or is the last piece of. Raises `Corrupt`, and nothing is taken, if it does not fit."""
-        loads = parcel.keys if parcel.pieces == 1 else {}
-        for key, luggage in parcel.keys.items() if parcel.pieces != 1 else ():
+        is_cut = parcel.pieces != 1
+        loads = self._gathered(instance, parcel) if is_cut else parcel.keys
+        for key, luggage in loads.items():
+            instance.check(key, luggage, parcel.shape, self.strict)
+        if is_cut:
+            for key in loads:
+                instance.scatter(parcel.move, key)
+        return loads
+
+    def _gathered(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
+        loads = {}
+        for key, luggage in parcel.keys.items():
             pieces = instance.gather(parcel.move, key, parcel.piece, luggage.state)
             if len(pieces) >= parcel.pieces:
                 loads[key] = msgspec.structs.replace(luggage, state=b"".join(pieces))
-        for key, luggage in loads.items():
-            instance.check(key, luggage, parcel.shape, self.strict)
-        for key in loads if parcel.pieces != 1 else ():
-            instance.scatter(parcel.move, key)
         return loads
 
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:

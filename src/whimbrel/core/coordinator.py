@@ -160,8 +160,7 @@ class Coordinator:
 
     def hangs_on(self, instance: str) -> bool:
         """Whether keys, or a migration that cannot be undone without it, would be lost with an instance."""
-        owners = self.table.owners
-        owns = instance in owners.by_bin or instance in owners.by_key.values()
+        owns = instance in self.table.owners.values()
         return owns or any(self._needs(migration, instance) for migration in list(self.migrations.values()))
 
     def lost(self) -> set[str]:

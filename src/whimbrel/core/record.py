@@ -372,7 +372,9 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     """The epoch of the record: what a zombie parks is refused as its results are."""
 
 
-Notice = Ready | Warm | Closed | Left | Opened | Aborted | Parked | Evicted | Rejected | Saved
+Report = Ready | Warm | Left | Opened | Aborted | Evicted | Rejected
+"""The notices that the coordinator hears."""
+Notice = Report | Closed | Parked | Saved
 
 
 class Post(NamedTuple):

@@ -23,21 +23,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Full, Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import (
-    Aborted,
-    Closed,
-    Evicted,
-    Left,
-    Move,
-    Notice,
-    Opened,
-    Parked,
-    Ready,
-    Rejected,
-    Result,
-    Saved,
-    Warm,
-)
+from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -59,7 +45,7 @@ if TYPE_CHECKING:
     from whimbrel.roles.savings import Savings
     from whimbrel.store import CentralStore
 
-Hear = Callable[[str, Ready | Warm | Left | Opened | Aborted | Evicted | Rejected], None]
+Hear = Callable[[str, Report], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
 
 PERIOD = 0.5

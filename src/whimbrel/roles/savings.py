@@ -89,11 +89,6 @@ class Savings:
         self._is_asked.set()
         self._wake.set()
 
-    def covered(self, checkpoint: int | None = None) -> int:
-        """Up to which `seq` all is in the versions that are loaded after this was asked: the newest, or as of a
-        checkpoint."""
-        return self._gateway.covered() if checkpoint is None else self.store.covered(self.stage.name, checkpoint)
-
     def status(self) -> StoreStatus:
         """How far the store is."""
         return StoreStatus(

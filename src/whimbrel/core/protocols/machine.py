@@ -19,7 +19,20 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Order, Ready, Rejected, Routing, Warm
+from whimbrel.core.record import (
+    Aborted,
+    Evicted,
+    Kind,
+    Left,
+    Move,
+    Opened,
+    Order,
+    Ready,
+    Rejected,
+    Report,
+    Routing,
+    Warm,
+)
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
@@ -76,24 +89,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
 
 
-Event = (
-    Ordered
-    | Abandoned
-    | Takeover
-    | Ready
-    | Warm
-    | Left
-    | Opened
-    | Aborted
-    | Stopped
-    | Copied
-    | Started
-    | Failed
-    | Fenced
-    | Loaded
-    | Evicted
-    | Rejected
-)
+Event = Ordered | Abandoned | Takeover | Report | Stopped | Copied | Started | Failed | Fenced | Loaded
 
 # ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
 
