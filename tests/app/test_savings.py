@@ -21,12 +21,11 @@ from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Luggage, Outgoing, Post, Record
+from whimbrel.core.record import Kind, Outgoing, Post, Record
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.folder import Logs
-from whimbrel.log.spool import Spool
 from whimbrel.roles import gateway as gateway_role
 from whimbrel.roles import savings as savings_role
 from whimbrel.roles.gateway import GatewayRole, StageFlow
@@ -80,7 +79,7 @@ class Hand:
         for to in {post.to for post in posts}:
             mine = sorted((post for post in posts if post.to == to), key=lambda post: post.kind)
             blob = encode_posts((post.kind, post.bin, post.body) for post in mine)
-            box = Spool(self.logs.savings(self.name)) if to == STORE else self.logs.inbox(to)
+            box = self.logs.savings(self.name) if to == STORE else self.logs.inbox(to)
             box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
         if speaks:
             self.logs.outbox(self.name).append(wire.pack(said), count=1, **who)
@@ -203,7 +202,7 @@ class House:
         """The totals that the store has."""
         found = {}
         for version in self.savings.store.load("sum", at=at):
-            bag = wire.unpack(version.luggage, Luggage)
+            bag = version.unpacked()
             found[version.key] = msgspec.msgpack.decode(bag.state)["total"]
         return found
 
@@ -300,7 +299,7 @@ def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> Non
     if died_after != "order":
         house.hand.batch()
     if died_after == "confirmation":
-        until(lambda: house.logs.savings("sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+        until(lambda: house.logs.log("savings-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
     if died_after == "checkpoint":
         until(lambda: house.store.checkpoint == 2, "the checkpoint")
     house.end()
@@ -351,7 +350,7 @@ def test_another_store_gets_everything(house: House, is_spooled: bool) -> None:
     if is_spooled:
         house.order()
         house.hand.batch()
-        until(lambda: house.logs.savings("sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+        until(lambda: house.logs.log("savings-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
     house.end()
     (house.folder / "store").rename(house.folder / "old")
     house.begin()

@@ -104,7 +104,8 @@ def test_an_empty_inbox_is_waited_for_but_not_for_ever(begun: Inbox) -> None:
 
 def batch(*rows: tuple[int, int]) -> Any:
     """A micro-batch of rows, each a part and a kind."""
-    made = [{"_part": part, "_kind": kind, "_to": "a", "_bin": 0, "_count": 0, "_body": b""} for part, kind in rows]
+    same = {"_to": "a", "_bin": 0, "_count": 0, "_body": b"", "_file": ""}
+    made = [{"_part": part, "_kind": kind, **same} for part, kind in rows]
     return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist(made))
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -35,6 +36,18 @@ def test_results_are_those_of_a_sequential_run(rig: Rigs, groups: int, partition
     assert len(one.results()) == 400
     assert one.outboxes["a"].tail() >= 3, "the batches were limited"
     assert one.queries["a"].batch_ms > 0
+
+
+def test_what_is_large_comes_out_as_it_went_in_and_leaves_no_file(rig: Rigs) -> None:
+    """Records, results and state of a batch: megabytes each, so that they go through files."""
+    one = rig(groups=2)
+    for half in range(2):
+        one.feed((f"k{n % 5}", (n, chr(65 + n % 26) * 20_000)) for n in range(60 * half, 60 * half + 60))
+    one.start()
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+    assert sum(len(word) for result in one.results() for word in result.values["words"]) > 6_000_000
+    assert not list(Path(one.queries["a"]._nearby.name).glob("batch-*"))
 
 
 def test_a_restarted_query_goes_on_where_it_was(rig: Rigs) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from whimbrel.core.errors import Refused
 from whimbrel.spark import stored
+from whimbrel.spark.nearby import LARGE, Nearby
 from whimbrel.spark.stored import StoredPart
 
 
@@ -32,7 +33,7 @@ class Handle:
 
 @pytest.fixture
 def part() -> StoredPart:
-    return StoredPart(Handle())  # type: ignore[arg-type]
+    return StoredPart(Handle(), Nearby())  # type: ignore[arg-type]
 
 
 def append(part: StoredPart, *deltas: bytes) -> list[int]:
@@ -93,8 +94,8 @@ def test_deltas_of_keys_that_come_are_not_too_much(part: StoredPart) -> None:
 
 def test_large_blobs_are_found_nearby_and_otherwise_in_the_store(tmp_path: Path) -> None:
     handle = Handle()
-    part = StoredPart(handle, str(tmp_path))  # type: ignore[arg-type]
-    large = [bytes([number]) * stored.LARGE for number in range(3)]
+    part = StoredPart(handle, Nearby(str(tmp_path)))  # type: ignore[arg-type]
+    large = [bytes([number]) * LARGE for number in range(3)]
     first, *_ = append(part, *large, b"small")
     assert len(list(tmp_path.iterdir())) == 3
     for number in (1, 2):
@@ -108,8 +109,8 @@ def test_large_blobs_are_found_nearby_and_otherwise_in_the_store(tmp_path: Path)
 
 
 def test_files_go_with_what_they_hold(tmp_path: Path) -> None:
-    part = StoredPart(Handle(), str(tmp_path))  # type: ignore[arg-type]
-    large = b"x" * stored.LARGE
+    part = StoredPart(Handle(), Nearby(str(tmp_path)))  # type: ignore[arg-type]
+    large = b"x" * LARGE
     append(part, large, *[b"small"] * (stored.REMEMBERED - 1))
     assert len(list(tmp_path.iterdir())) == 1
     append(part, large)
@@ -122,10 +123,10 @@ def test_files_go_with_what_they_hold(tmp_path: Path) -> None:
 def test_a_folder_that_goes_away_is_no_harm(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    part = StoredPart(Handle(), str(folder))  # type: ignore[arg-type]
+    part = StoredPart(Handle(), Nearby(str(folder)))  # type: ignore[arg-type]
     folder.rmdir()
-    append(part, b"x" * stored.LARGE)
-    assert part.missing(part.open(2), 0) == ([b"x" * stored.LARGE], False)
+    append(part, b"x" * LARGE)
+    assert part.missing(part.open(2), 0) == ([b"x" * LARGE], False)
 
 
 def test_the_number_of_groups_is_fixed(part: StoredPart) -> None:

@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, Chain, read, running
 from whimbrel.cli.main import app
-from whimbrel.core import wire
-from whimbrel.core.record import Luggage
 from whimbrel.store import CentralStore
 
 pytestmark = pytest.mark.spark
@@ -34,7 +32,7 @@ def test_the_store_has_the_states_of_all_keys_wherever_they_are(tmp_path: Path, 
     assert shown.exit_code == 0, shown.output
     assert [line.split()[0] for line in shown.output.splitlines()[1:]] == ["chain"] * 3
     last = {result["key"]: (result["count"], result["digest"]) for result in read(job.out)}
-    stored = {version.key: wire.unpack(version.luggage, Luggage).state for version in CentralStore(url).load("chain")}
+    stored = {version.key: version.unpacked().state for version in CentralStore(url).load("chain")}
     states = {key: msgspec.msgpack.decode(state, type=Chain.State) for key, state in stored.items()}
     assert {key: (state.count, state.digest) for key, state in states.items()} == last
     assert {len(state.ballast) for state in states.values()} == {20_000}

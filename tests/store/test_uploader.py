@@ -11,8 +11,8 @@ from tests.store.objects import FailingObjects, Memory
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable
 from whimbrel.core.keys import EVERY_BIN, bin_of
-from whimbrel.core.record import Kind, Luggage, Parcel, Saved
-from whimbrel.core.saving import STORE
+from whimbrel.core.record import Kind, Luggage, Saved
+from whimbrel.core.saving import Crate, Version
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.spool import Spool
@@ -25,8 +25,8 @@ Post = tuple[int, int, bytes]
 def state(number: int, key: str, seq: int, text: str, piece: int = 0, pieces: int = 1) -> Post:
     """Keys a, b, c lie in part 1; d, e, f in part 0."""
     bag = Luggage(seq, "r", [], text.encode())
-    parcel = Parcel(STORE, bin_of(key), {key: bag}, piece, pieces, epochs={key: 0}, saving=("r", number))
-    return Kind.PARCEL, bin_of(key), wire.pack(parcel)
+    crate = Crate.of(("r", number), [Version.of(key, 0, bag)], piece, pieces)
+    return Kind.PARCEL, bin_of(key), wire.pack(crate)
 
 
 def saved(number: int, part: int) -> Saved:
@@ -69,13 +69,13 @@ def filled() -> MemoryLog:
 
 def born(log: Log, objects: Objects, sealed: list[Saved] | None = None) -> Uploader:
     sealed = [] if sealed is None else sealed
-    return Uploader("s", "s-1", 2, log, CentralStore(objects), sealed.append)
+    return Uploader("s", "s-1", 2, Spool(log), CentralStore(objects), sealed.append)
 
 
 def states(objects: Objects, at: int | None = None) -> dict[str, str]:
     """All that the store has: state by key, each key once."""
     versions = list(CentralStore(objects).load("s", at=at))
-    found = {one.key: wire.unpack(one.luggage, Luggage).state.decode() for one in versions}
+    found = {one.key: one.unpacked().state.decode() for one in versions}
     assert len(found) == len(versions)
     return found
 
@@ -87,10 +87,10 @@ def is_empty(log: Log) -> bool:
 def test_what_counts_comes_to_the_store_and_leaves_the_spool() -> None:
     log, memory, sealed = filled(), Memory(), list[Saved]()
     one = born(log, memory, sealed)
-    assert one.under_way > 0
+    assert one.spool.under_way > 0
     one.step()
     assert (states(memory), sealed) == (NEWEST, SEALED)
-    assert (is_empty(log), one.under_way) == (True, 0)
+    assert (is_empty(log), one.spool.under_way) == (True, 0)
     store = CentralStore(memory)
     assert (store.checkpoint("s", {"s-1": 2}, 1), store.covered("s")) == (1, 50)
 
@@ -177,9 +177,9 @@ def test_a_store_that_is_away_is_tried_again_and_everything_counts_once() -> Non
         try:
             one.step()
         except Unavailable:
-            assert one.under_way > 0
+            assert one.spool.under_way > 0
             one.step()
-        assert (states(memory), sealed, one.under_way) == (NEWEST, SEALED, 0)
+        assert (states(memory), sealed, one.spool.under_way) == (NEWEST, SEALED, 0)
     assert not fuse.is_blown
 
 

@@ -27,7 +27,7 @@ from whimbrel.core import wire
 from whimbrel.core.keys import bin_of
 from whimbrel.core.record import Kind, Move, Parcel, Post, Record
 from whimbrel.core.restoration import loads
-from whimbrel.core.saving import Version
+from whimbrel.core.saving import Crate, Version
 
 
 def restoring(*keys: str, **more: Any) -> Move:
@@ -191,5 +191,5 @@ def test_a_saving_under_way_is_given_up_and_all_that_is_left_is_saved_anew() -> 
     assert [post.kind for post in first.posts if post.to == "@store"] == [Kind.PARCEL]
     a.apply([discard(m, 10)])
     out = a.apply([save(11)])
-    sent = [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
-    assert {key: one.saving for one in sent for key in one.keys} == {"l": ("r", 11), "m": ("r", 11)}
+    sent = [wire.unpack(post.body, Crate) for post in out.posts if post.kind == Kind.PARCEL]
+    assert {version.key: one.saving for one in sent for version in one.unpacked()} == {"l": ("r", 11), "m": ("r", 11)}

@@ -23,11 +23,10 @@ from tests.unit.records import (
     switching,
     told,
 )
-from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import bin_of, part_of
-from whimbrel.core.record import Emissions, Kind, Luggage, Saved
-from whimbrel.core.saving import STORE, Assembly, Coverage, Version
+from whimbrel.core.record import Emissions, Kind, Saved
+from whimbrel.core.saving import STORE, Assembly, Coverage, Crate, Version
 
 
 class Store:
@@ -45,11 +44,11 @@ class Store:
                 if isinstance(taken, Saved):
                     self.saved.append(taken)
                 else:
-                    self.versions += taken[1]
+                    self.versions += taken.unpacked()
 
     def seen(self) -> dict[str, list[str]]:
         """By key: what it had seen when it was last saved."""
-        bags = {version.key: wire.unpack(version.luggage, Luggage) for version in self.versions}
+        bags = {version.key: version.unpacked() for version in self.versions}
         return {key: msgspec.msgpack.decode(bag.state, type=Tape.State).seen for key, bag in bags.items()}
 
     def drain(self, instance: Instance, out: Emissions) -> int:
@@ -266,11 +265,12 @@ def test_a_large_key_that_begins_again_begins_from_nothing() -> None:
     a, assembly = part(), Assembly()
     a.apply([data("k", 1, "x" * 100)])
     posts = [post for post in a.apply([save(2, chunk=60)]).posts if post.kind == Kind.PARCEL]
-    assert assembly.take(posts[0].kind, posts[0].body) == (("r", 2), [])
+    nothing = Crate.of(("r", 2), [])
+    assert assembly.take(posts[0].kind, posts[0].body) == nothing
     *before, last = [assembly.take(post.kind, post.body) for post in posts]
-    assert before == [(("r", 2), [])] * (len(posts) - 1)
+    assert before == [nothing] * (len(posts) - 1)
     assert not isinstance(last, Saved)
-    assert [wire.unpack(version.luggage, Luggage) for version in last[1]] == [a.entries["k"].saved]
+    assert [version.unpacked() for version in last.unpacked()] == [a.entries["k"].saved]
 
 
 def test_a_large_key_whose_first_piece_never_came_makes_no_version() -> None:
@@ -278,7 +278,7 @@ def test_a_large_key_whose_first_piece_never_came_makes_no_version() -> None:
     a.apply([data("k", 1, "x" * 100)])
     posts = [post for post in a.apply([save(2, chunk=60)]).posts if post.kind == Kind.PARCEL]
     assert len(posts) > 1
-    assert [assembly.take(post.kind, post.body) for post in posts[1:]] == [(("r", 2), [])] * (len(posts) - 1)
+    assert [assembly.take(post.kind, post.body) for post in posts[1:]] == [Crate.of(("r", 2), [])] * (len(posts) - 1)
 
 
 # ── What is covered ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,10 +1,11 @@
 """What level-2 checkpoints cost: the same stage with a central store and without, in one session, taking turns.
 
 Two applications run side by side and are fed one at a time, so that both are warm and what the machine does meanwhile
-hits both alike. A turn ends when all its records are delivered and, with a store, saved: each pays for itself.
+hits both alike. Of each turn a window of whole save periods is looked at, amid the flow: so the one with a store pays
+for exactly as many savings as fall due. Then nothing comes until all is done, and the other one has its turn.
 
     steady     records at a fixed rate: how long micro-batches took, and how much the processors worked, a record
-    flood      as many as it can take, for as long: records delivered a second
+    flood      as many as it can take: records delivered a second
 
 Each key's results must count up one by one, and the store must have each key's last state.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +25,8 @@ from pyspark.sql import SparkSession
 
 from whimbrel import app as application
 from whimbrel.bench.workloads import KeyCount, Load
-from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
-from whimbrel.core.record import Luggage, Result
+from whimbrel.core.record import Result
 from whimbrel.pipeline import Pipeline
 from whimbrel.store import CentralStore
 
@@ -67,21 +68,29 @@ class Candidate:
             self.wrong += result.values["count"] != count
             self.counts[result.key] = count
 
-    def feed(self, rate: float | None, seconds: float) -> dict[str, float]:
-        """One turn: records for so many seconds, then none until all is done."""
-        flow = self.app.gateway.first
-        sent, delivered, batches, cpu = flow.gateway.sent, flow.outlet.delivered, sum(self.app.batches()), cpu_ms()
-        begun, self.tap.flow = time.monotonic(), rate
+    def feed(self, rate: float | None, lead: float, seconds: float) -> dict[str, float]:
+        """One turn: records flow for a while and then for so many seconds, which count."""
+        self.tap.flow = rate
+        time.sleep(lead)
+        begun = self._reading()
         time.sleep(seconds)
-        got, took = flow.outlet.delivered - delivered, time.monotonic() - begun
+        records, took, batches, cpu = (end - start for start, end in zip(begun, self._reading(), strict=True))
         self.tap.flow = 0.0
         self.settle()
-        records = max(flow.gateway.sent - sent, 1)
         return {
-            "batch_ms_per_record": (sum(self.app.batches()) - batches) / records,
-            "cpu_ms_per_record": (cpu_ms() - cpu) / records,
-            "records_per_s": got / took,
+            "batch_ms_per_record": batches / max(records, 1),
+            "cpu_ms_per_record": cpu / max(records, 1),
+            "records_per_s": records / took,
         }
+
+    def _reading(self) -> tuple[float, float, float, float]:
+        """Records delivered, the time, and what micro-batches and processors have taken, in milliseconds, so far: when
+        a batch's results have come, for they come all at once."""
+        outlet = self.app.gateway.first.outlet
+        delivered, deadline = outlet.delivered, time.monotonic() + PATIENCE
+        while outlet.delivered == delivered and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return outlet.delivered, time.monotonic(), sum(self.app.batches()), cpu_ms()
 
     def settle(self) -> None:
         """Until everything that has come is delivered and, with a store, saved."""
@@ -113,7 +122,7 @@ def measure(
     show: Show = lambda what: None,
 ) -> dict[str, Any]:
     """The figures. `spark` must remember its micro-batches (`REMEMBER`)."""
-    url = str(folder / "store")
+    url, window = str(folder / "store"), ceil(seconds / save_every) * save_every
     both: list[Candidate] = []
     try:
         for name, options in ((WITHOUT, {}), (WITH, {"store": url, "save_every": save_every})):
@@ -126,8 +135,8 @@ def measure(
         for number in range(rounds + 1):  # the first one warms up
             for one in both if number % 2 else reversed(both):
                 show(f"round {number} of {rounds}: {one.name}")
-                steady = one.feed(rate, seconds)
-                flood = one.feed(None, seconds)
+                steady = one.feed(rate, save_every, window)
+                flood = one.feed(None, save_every, window)
                 if number:
                     turns[one.name].append({**steady, "records_per_s": flood["records_per_s"]})
         made = both[1].app.status()["stages"][WITH]["store"]["checkpoint"]
@@ -136,7 +145,7 @@ def measure(
             one.tap.end()
             one.app.stop()
     right = not any(one.wrong for one in both) and both[1].counts == stored(url)
-    return {**compared(turns), "checkpoints": made, "rounds": rounds, "results_right": right}
+    return {**compared(turns), "checkpoints": made, "turns": turns, "results_right": right}
 
 
 def compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -152,7 +161,7 @@ def compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def stored(url: str) -> dict[str, int]:
     """The counts that the store has, by key."""
-    bags = {one.key: wire.unpack(one.luggage, Luggage) for one in CentralStore(url).load(WITH)}
+    bags = {one.key: one.unpacked() for one in CentralStore(url).load(WITH)}
     return {key: msgspec.msgpack.decode(bag.state)["count"] for key, bag in bags.items()}
 
 

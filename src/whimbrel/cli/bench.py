@@ -95,8 +95,8 @@ def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
 
 @bench.command()
 def checkpoints(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 6,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of steady load, and of as much as it takes, a turn.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Looked at, of each load, a turn.")] = 20.0,
     rate: Annotated[float, typer.Option(min=1, help="Records a second, while the load is steady.")] = 2000.0,
     keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_240,
     state_bytes: Annotated[int, typer.Option(min=0, help="State of each key.")] = 1024,
@@ -106,7 +106,7 @@ def checkpoints(
 ) -> None:
     """What a central store costs: the same stage with one and without, in one session, taking turns.
 
-    Example: whimbrel bench checkpoints --rounds 6
+    Example: whimbrel bench checkpoints --rounds 4
     """
     from whimbrel.bench.checkpoints import REMEMBER, measure
     from whimbrel.spark.session import session

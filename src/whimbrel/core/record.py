@@ -188,10 +188,6 @@ class Parcel(msgspec.Struct, frozen=True):
     """Keys that were hinted at, and that the source has never had."""
     units: list[int] = []
     """Units of which nothing is left at the source."""
-    epochs: dict[str, int] = {}
-    """To the store: the epoch in which each key is saved."""
-    saving: tuple[str, int] | None = None
-    """To the store: the saving it belongs to."""
     delivered: dict[str, int] = {}
     """From the store: up to which `seq` the results of keys are out; of keys without a version as well."""
     shape: str = ""

@@ -25,7 +25,6 @@ from whimbrel.core.record import (
     Emissions,
     Evicted,
     Kind,
-    Luggage,
     Move,
     Parcel,
     Post,
@@ -179,7 +178,7 @@ def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int])
     yield Post(to, Kind.RESTORE, EVERY_BIN, wire.pack(move))
     for version in versions:
         key, bin = version.key, version.bin
-        luggage = wire.unpack(version.luggage, Luggage)
+        luggage = version.unpacked()
         known = {key: left.pop(key)} if key in left else {}
         pieces = max(1, -(-len(luggage.state) // move.chunk))
         for piece in range(pieces):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 STORE = "@store"
 """Where savings are posted to, in place of an instance's name."""
+CRATE = 4 << 20
+"""About how many bytes of state travel together."""
 
 
 class Saving(Sender, kw_only=True):
@@ -106,14 +108,14 @@ class Saving(Sender, kw_only=True):
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
 
     def _pack_together(self, instance: Instance, loads: dict[str, Luggage], out: Emissions) -> None:
-        """In the store bins mean nothing: keys travel together, as many as a chunk holds, or each saving would be a
-        thousand posts. A parcel has the bin of one of its keys, which tells its part."""
+        """In the store bins mean nothing: keys travel together, or each saving would be a thousand posts. A parcel has
+        the bin of one of its keys, which tells its part."""
         keys: dict[str, Luggage] = {}
         size = 0
         for key, luggage in loads.items():
             keys[key] = luggage
             size += len(luggage.state) + OVERHEAD
-            if size >= self.move.chunk:
+            if size >= CRATE:
                 self._send_parcel(instance, keys, out)
                 keys, size = {}, 0
         if keys:
@@ -156,18 +158,18 @@ class Saving(Sender, kw_only=True):
         self.move = msgspec.structs.replace(self.move, budget=self.sizes[0], chunk=self.sizes[1])
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
-        """Post a message to the store; a parcel says in which epoch each of its keys is."""
+        """Post a message to the store; a parcel becomes versions here, ready to be put away as they are."""
         if isinstance(body, Parcel):
             large = body.pieces > 1
-            epochs = {k: self.epoch if large else instance.epoch_of(k, bag.src) for k, bag in body.keys.items()}
-            body = msgspec.structs.replace(body, epochs=epochs, saving=self.asked[-1].saving)
+            versions = [
+                Version.of(key, self.epoch if large else instance.epoch_of(key, luggage.src), luggage)
+                for key, luggage in body.keys.items()
+            ]
+            body = Crate.of(self.asked[-1].saving, versions, body.piece, body.pieces)
         super().send(instance, kind, body, out, bin)
 
 
-# ── At the store ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Version(msgspec.Struct, frozen=True, array_like=True):
+class Version(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key as of `seq`. Of two versions the one with the greater `(epoch, seq)` is the newer."""
 
     key: str
@@ -175,16 +177,63 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     seq: int
     luggage: bytes
-    """Everything the key has, as `wire.pack` makes it."""
+    """Everything the key has, as `wire.encode` makes it: what holds versions has the checksum."""
 
     @classmethod
     def of(cls, key: str, epoch: int, luggage: Luggage) -> Version:
         """The version that a key's luggage is."""
-        return cls(key, bin_of(key), epoch, luggage.seq, wire.pack(luggage))
+        return cls(key, bin_of(key), epoch, luggage.seq, wire.encode(luggage))
+
+    def unpacked(self) -> Luggage:
+        """Everything the key has."""
+        return wire.decode(self.luggage, Luggage)
 
     def is_newer(self, other: Version | None) -> bool:
         """Whether this one counts, and not the other."""
         return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One version as an index knows it."""
+
+    key: str
+    epoch: int
+    seq: int
+    size: int
+
+    @classmethod
+    def of(cls, version: Version) -> Line:
+        """The line of a version."""
+        return cls(version.key, version.epoch, version.seq, len(version.luggage))
+
+    def is_newer(self, other: Line | None) -> bool:
+        """Whether this one counts, and not the other."""
+        return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
+
+
+class Crate(msgspec.Struct, frozen=True, array_like=True):
+    """What goes to the store instead of a parcel: versions of keys, or a `piece` of one that is too large. Whoever
+    carries it needs its index only, and puts the rest away as it is."""
+
+    saving: tuple[str, int]
+    """The saving it belongs to."""
+    lines: list[Line]
+    versions: msgspec.Raw
+    """As `wire.encode` makes them."""
+    piece: int = 0
+    pieces: int = 1
+
+    @classmethod
+    def of(cls, saving: tuple[str, int], versions: list[Version], piece: int = 0, pieces: int = 1) -> Crate:
+        """Versions, ready to be carried."""
+        return cls(saving, [Line.of(one) for one in versions], msgspec.Raw(wire.encode(versions)), piece, pieces)
+
+    def unpacked(self) -> list[Version]:
+        """What is in it."""
+        return wire.decode(self.versions, list[Version])
+
+
+# ── At the store ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Assembly:
@@ -194,28 +243,27 @@ class Assembly:
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
 
-    def take(self, kind: int, body: bytes) -> tuple[tuple[str, int], list[Version]] | Saved:
-        """A saving, and which of its versions are whole now; or, behind all of them, its end.
+    def take(self, kind: int, body: bytes) -> Crate | Saved:
+        """Versions that are whole now, maybe none, and of which saving; or, behind all of them, its end.
 
         Pieces whose first one never came here make no version: their saving was put away by somebody before.
         """
         if kind == Kind.SAVED:
             return wire.unpack(body, Saved)
-        parcel = wire.unpack(body, Parcel)
-        assert parcel.saving is not None
-        versions = []
-        for key, luggage in parcel.keys.items():
-            if parcel.pieces > 1:
-                if not parcel.piece:
-                    self._pieces[key] = []
-                pieces = self._pieces.get(key, [])
-                if len(pieces) == parcel.piece:
-                    pieces.append(luggage.state)
-                if len(pieces) < parcel.pieces:
-                    continue
-                luggage = msgspec.structs.replace(luggage, state=b"".join(self._pieces.pop(key)))
-            versions.append(Version.of(key, parcel.epochs[key], luggage))
-        return parcel.saving, versions
+        crate = wire.unpack(body, Crate)
+        if crate.pieces == 1:
+            return crate
+        (version,) = crate.unpacked()
+        luggage = version.unpacked()
+        if not crate.piece:
+            self._pieces[version.key] = []
+        pieces = self._pieces.get(version.key, [])
+        if len(pieces) == crate.piece:
+            pieces.append(luggage.state)
+        if len(pieces) < crate.pieces:
+            return Crate.of(crate.saving, [])
+        whole = msgspec.structs.replace(luggage, state=b"".join(self._pieces.pop(version.key)))
+        return Crate.of(crate.saving, [Version.of(version.key, version.epoch, whole)])
 
 
 # ── At the gateway ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -51,10 +51,13 @@ def unpack(blob: bytes, type: type[T]) -> T:
     payload = memoryview(blob)[_HEAD.size :]
     if version != VERSION or crc32(payload) != checksum:
         raise Corrupt("the checksum does not fit")
+    return decode(payload, type)
+
+
+def decode(payload: bytes | memoryview | msgspec.Raw, type: type[T]) -> T:
+    """The value that `encode` made these bytes of. Raises `Corrupt`, never anything else."""
     try:
         return msgspec.msgpack.decode(payload, type=type)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # msgspec's own errors are ValueErrors, and so is a text's wrong UTF-8
+    # msgspec's own errors are ValueErrors, and so is a text's wrong UTF-8.
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"not a {getattr(type, '__name__', type)}: {error}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from whimbrel.log.embedded import EmbeddedLog
 from whimbrel.log.reading import reading_of
+from whimbrel.log.spool import Spool
 
 
 class Logs:
@@ -37,9 +38,12 @@ class Logs:
         """An instance's outbox."""
         return self.log(f"outbox-{instance}")
 
-    def savings(self, instance: str) -> EmbeddedLog:
+    def savings(self, instance: str) -> Spool:
         """The spool of an instance's savings."""
-        return self.log(f"savings-{instance}")
+        return Spool(self.log(f"savings-{instance}"), self._spooled(instance))
+
+    def _spooled(self, instance: str) -> Path:
+        return self.folder / f"savings-{instance}"
 
     def reading(self, instance: str) -> str:
         """The folder that says how far an instance's inbox has been read."""
@@ -60,7 +64,8 @@ class Logs:
             for file in self.folder.glob(f"{name}.db*"):
                 if file.is_file():
                     file.unlink()
-        shutil.rmtree(self.reading(instance), ignore_errors=True)
+        for folder in (self.reading(instance), self._spooled(instance)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Let go of all."""

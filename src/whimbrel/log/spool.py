@@ -1,19 +1,41 @@
 """The spool of an instance's savings: what its parts have posted to the central store, until it is there.
 
-    DATA lane       posts, one entry a batch, written by the instance's sink
+    DATA lane       posts, one entry a batch, written by the instance's sink; large ones lie in a file each
     CONTROL lane    which savings count, written by whoever hears it from the gate
 
 The instance's site writes, the gateway carries it to the store (store/uploader.py): neither ever waits for the other.
 What counts stands behind what was posted: an instance posts before it speaks.
+
+A file is there, and on the disk, before the entry that names it. It has the entry's writer and counter for a name, so
+that a batch that is repeated writes the same one, and that it is known of any file whether it is still to be named.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, unquote
+from zlib import crc32
+
 import msgspec
 
 from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Full, Trimmed, Unavailable
 from whimbrel.core.record import Saved
 from whimbrel.log.contract import Lane, Log
+from whimbrel.log.disk import is_full
+
+LARGE = 256 << 10
+"""Posts of this size lie in a file: a database would write them twice."""
+
+
+class Spooled(msgspec.Struct, frozen=True, array_like=True):
+    """What a data entry says: posts, or in which file they are."""
+
+    posts: bytes
+    file: str = ""
+    checksum: int = 0
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -24,16 +46,94 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 
 class Spool:
-    """One instance's spool, as those see it who write to it."""
+    """One instance's spool. `folder` is for what is large; without one nothing is."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, folder: Path | None = None) -> None:
+        self._log, self._folder = log, folder
+
+    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL) -> int | None:
         """Take posts over. An entry counts as many as it has bytes: how far behind a spool is, is told in bytes."""
-        return self._log.append(blob, count=len(blob), writer=writer, counter=counter)
+        spooled = Spooled(blob)
+        if self._folder is not None and len(blob) >= LARGE:
+            if counter <= self._log.counter(writer):  # its file may be gone, and must not be there again
+                return None
+            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
+            _write(self._folder / spooled.file, blob)
+        return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter)
 
     def confirm(self, saved: Saved, at_us: int) -> None:
         """A saving counts. It may be heard more than once."""
         blob, writer = wire.pack(Confirmed(saved, at_us)), f"{saved.src}/{saved.part}"
         self._log.append(blob, count=1, writer=writer, counter=saved.number, lane=Lane.CONTROL)
+
+    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def head(self, lane: Lane = Lane.DATA) -> int:
+        """The first position that can still be read."""
+        return self._log.head(lane)
+
+    def posts(self, position: int) -> bytes | None:
+        """What a batch has posted; None: there is nothing yet."""
+        for entry in self._log.read(position, position + 1):
+            spooled = wire.unpack(entry.blob, Spooled)
+            return self._read(spooled) if spooled.file else spooled.posts
+        return None
+
+    def confirmed(self, start: int) -> list[Confirmed]:
+        """Which savings count, from a position on."""
+        return [wire.unpack(entry.blob, Confirmed) for entry in self._log.read(start, lane=Lane.CONTROL)]
+
+    @property
+    def under_way(self) -> int:
+        """Bytes that have been taken over and not been given up."""
+        while True:
+            with suppress(Trimmed):  # in this very moment: look again
+                return self._log.backlog(self._log.head())
+
+    def trim(self, position: int, heard: int) -> None:
+        """Give up posts below one position, and what is said of savings below another."""
+        # In this order: what counts must find its saving, as long as it is there.
+        self._log.trim(heard, Lane.CONTROL)
+        self._log.trim(position)
+        self._sweep()
+
+    # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read(self, spooled: Spooled) -> bytes:
+        assert self._folder is not None
+        path = self._folder / spooled.file
+        try:
+            blob = path.read_bytes()
+        except OSError as error:
+            raise Corrupt(f"{path}: savings under way are missing: {error}") from error
+        if crc32(blob) != spooled.checksum:
+            raise Corrupt(f"{path}: savings under way are damaged")
+        return blob
+
+    def _sweep(self) -> None:
+        """Remove the files of entries that have been given up: not of those that are there, or still to come."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        old = [path for path in self._folder.iterdir() if self._is_named(path.name)]  # now or before: then look where
+        named = {wire.unpack(entry.blob, Spooled).file for entry in self._log.read(self._log.head())} if old else ()
+        for path in old:
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+
+    def _is_named(self, file: str) -> bool:
+        writer, _, counter = file.rpartition(".")
+        return counter.isdecimal() and int(counter) <= self._log.counter(unquote(writer))
+
+
+def _write(path: Path, blob: bytes) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        kind = Full if is_full(error) else Unavailable
+        raise kind(f"{path}: {error}") from error

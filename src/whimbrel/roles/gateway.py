@@ -34,7 +34,6 @@ from whimbrel.log.codec import ROWS
 from whimbrel.log.disk import RESERVE, Disk
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
-from whimbrel.log.spool import Spool
 from whimbrel.outlet.outlet import Outlet, Watch
 from whimbrel.outlet.sinks import Sink, StageSink
 from whimbrel.pipeline import Pipeline, Stage
@@ -120,7 +119,7 @@ class StageFlow:
     def _confirm(self, saved: Saved) -> None:
         """A saving counts. Also if there is no store just now: the part will not save these versions again."""
         if saved.instance in self.instances:
-            Spool(self._logs.savings(saved.instance)).confirm(saved, self._role.clock_us())
+            self._logs.savings(saved.instance).confirm(saved, self._role.clock_us())
             if self.savings is not None:
                 self.savings.wake()
 

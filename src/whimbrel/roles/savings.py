@@ -96,7 +96,7 @@ class Savings:
             made_us=self.keeper.made_us or None,
             covered=self._gateway.covered(),
             unsaved=self._gateway.uncovered(),
-            under_way_bytes=sum(one.under_way for one in list(self._uploaders.values())),
+            under_way_bytes=sum(one.spool.under_way for one in list(self._uploaders.values())),
             error=told(self.error),
         )
 

@@ -14,7 +14,6 @@ from whimbrel.core.errors import UnknownName
 from whimbrel.core.saving import STORE
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
-from whimbrel.log.spool import Spool
 from whimbrel.pipeline import Pipeline
 from whimbrel.site.links import Links
 from whimbrel.site.site import Make
@@ -58,7 +57,7 @@ def query_maker(
             spec,
             inbox=logs.path(f"inbox-{instance}"),
             outbox=logs.outbox(instance),
-            inbox_of=lambda to: Spool(logs.savings(instance)) if to == STORE else links.inbox(instance, to),
+            inbox_of=lambda to: logs.savings(instance) if to == STORE else links.inbox(instance, to),
             checkpoint=checkpoint,
             appended=partial(appended, name),
         )

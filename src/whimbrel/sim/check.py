@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.record import Evicted, Luggage
+from whimbrel.core.record import Evicted
 from whimbrel.sim.actors import Actor, GatewayActor, InstanceActor, OutletActor
 from whimbrel.sim.job import Job
 from whimbrel.sim.oracle import Oracle
@@ -147,7 +146,7 @@ def check_end(world: World) -> None:
 def _check_store(world: World, expected: Oracle) -> None:
     """Every version is its key's state as of its seq, and the newest reaches as far as everything is covered."""
     for version in world.store.whole():
-        luggage = wire.unpack(version.luggage, Luggage)
+        luggage = version.unpacked()
         state = msgspec.msgpack.decode(luggage.state, type=Job.State)
         past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
         if not past or past[-1] != (state, luggage.timers):

@@ -39,10 +39,9 @@ class StoreActor(Actor):
                     if isinstance(taken, Saved):
                         self.saved.append(taken)
                     else:
-                        saving, versions = taken
-                        for version in versions:
+                        for version in taken.unpacked():
                             part = part_of(version.bin, self.world.instances[name].count)
-                            self.versions.setdefault((name, part, *saving), []).append(version)
+                            self.versions.setdefault((name, part, *taken.saving), []).append(version)
                 self.positions[name] = at + 1
                 return True
         return False

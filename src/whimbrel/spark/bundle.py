@@ -7,7 +7,8 @@ records' order survives, too, which a shuffle of rows would not keep.
     inbox entries ──▶ table ──▶ bundle(table) ──▶ shuffle by group ──▶ unbundle ──▶ core Records
                         └─▶ the user's prepare, row by row ─▶┘
 
-A bundle of a group also holds the records that concern every group: markers and ticks.
+A bundle of a group also holds the records that concern every group: markers and ticks. A large one is left nearby, and
+its row has the file's name.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from whimbrel.core.record import Kind, Record
 from whimbrel.log.codec import META_NAMES
 from whimbrel.spark.events import OWN_NAMES, PLACE, event_type_of, values
 from whimbrel.spark.groups import group_ids
+from whimbrel.spark.nearby import NOWHERE, Nearby
 
-SCHEMA = pa.schema([("_group", pa.int32()), ("_order", pa.int64()), ("_bundle", pa.binary())])
-DDL = "_group int, _order bigint, _bundle binary"
+SCHEMA = pa.schema([("_group", pa.int32()), ("_order", pa.int64()), ("_bundle", pa.binary()), ("_file", pa.string())])
+DDL = "_group int, _order bigint, _bundle binary, _file string"
 
 
-def bundle(table: pa.Table, groups: int, order: int) -> pa.RecordBatch:
+def bundle(table: pa.Table, groups: int, order: int, nearby: Nearby = NOWHERE) -> pa.RecordBatch:
     """One row a group that has records in the table. `order` tells bundles of one group apart: lower comes first."""
     ids = group_ids(groups)
     bins = table.column("_bin").to_numpy()
@@ -48,7 +50,10 @@ def bundle(table: pa.Table, groups: int, order: int) -> pa.RecordBatch:
         ends = np.cumsum(np.bincount(parts, minlength=groups)).tolist()
         cuts = [(part, table[start:end]) for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
     cuts = [(part, cut) for part, cut in cuts if cut.num_rows]
-    columns = [[ids[part] for part, _ in cuts], [order] * len(cuts), [_write(cut) for _, cut in cuts]]
+    blobs = [_write(cut) for _, cut in cuts]
+    files = [nearby.leave(blob) for blob in blobs]
+    blobs = [b"" if file else blob for blob, file in zip(blobs, files, strict=True)]
+    columns = [[ids[part] for part, _ in cuts], [order] * len(cuts), blobs, files]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
     )
@@ -68,11 +73,13 @@ def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type[m
     return _records(table.combine_chunks())
 
 
-def bundle_batches(batches: Iterable[pa.RecordBatch], groups: int, first: int) -> Iterator[pa.RecordBatch]:
+def bundle_batches(
+    batches: Iterable[pa.RecordBatch], groups: int, first: int, nearby: Nearby
+) -> Iterator[pa.RecordBatch]:
     """Bundle rows that come from `prepare`, batch by batch."""
     for number, batch in enumerate(batches):
         if batch.num_rows:
-            yield bundle(pa.Table.from_batches([batch]), groups, first + number)
+            yield bundle(pa.Table.from_batches([batch]), groups, first + number, nearby)
 
 
 def _write(table: pa.Table) -> bytes:

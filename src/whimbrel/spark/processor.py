@@ -2,7 +2,8 @@
 
 Stands between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
 bring the group's instance up to what the state store says, apply, store what changed. What comes out is a few rows a
-group, whatever the number of records: one with all results and notices, one for each message to another inbox.
+group, whatever the number of records: one with all results and notices, one for each message to another inbox. What is
+large is left nearby, and its row has the file's name.
 
 The worker keeps decoded instances between batches; stored.py says why that is safe.
 """
@@ -18,16 +19,18 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.record import Emissions, Outgoing
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
+from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.shipping import Shipment, unship
 from whimbrel.spark.stored import Head, StoredPart
 
 OUTGOING, HURRY = -1, -2
 """The `_kind` of the row that holds results and notices, and of the one that says that the part hurries; other rows'
 kinds are those of their posts."""
-DDL = "_part int, _kind int, _to string, _bin int, _count int, _body binary"
+DDL = "_part int, _kind int, _to string, _bin int, _count int, _body binary, _file string"
 
 
 class Held(NamedTuple):
@@ -49,27 +52,34 @@ class GroupProcessor(StatefulProcessor):
     instance_type: ClassVar[type[Instance]] = Instance
 
     def __init__(self, name: str, shipment: Shipment, groups: int, nearby: str = "") -> None:
-        """`nearby`: where workers leave large blobs for each other; see stored.py."""
+        """`nearby`: the folder for large blobs."""
         self.name, self.shipment, self.groups, self.nearby = name, shipment, groups, nearby
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._stored = StoredPart(handle, self.nearby)
+        self._nearby = Nearby(self.nearby)
+        self._stored = StoredPart(handle, self._nearby)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         part = group_ids(self.groups).index(key[0])
         # A batch makes many objects, hardly a cycle: a collection amid it would look at all that is held, in vain.
         gc.disable()
         try:
-            emissions, instance = self._apply(part, [(row._order, row._bundle) for row in rows])
+            bundles = [(row._order, self._nearby.blob(row._bundle, row._file)) for row in rows]
+            emissions, instance = self._apply(part, bundles)
             if emissions.results or emissions.notices:
                 body = wire.pack(Outgoing(emissions.results, emissions.notices, part, instance.state_bytes))
-                yield Row(_part=part, _kind=OUTGOING, _to="", _bin=-1, _count=len(emissions.results), _body=body)
+                yield self._row(part, OUTGOING, "", EVERY_BIN, len(emissions.results), body)
             for post in emissions.posts:
-                yield Row(_part=part, _kind=int(post.kind), _to=post.to, _bin=post.bin, _count=1, _body=post.body)
+                yield self._row(part, int(post.kind), post.to, post.bin, 1, post.body)
             if instance.hurries:
-                yield Row(_part=part, _kind=HURRY, _to="", _bin=-1, _count=0, _body=b"")
+                yield self._row(part, HURRY, "", EVERY_BIN, 0, b"")
         finally:
             gc.enable()
+
+    def _row(self, part: int, kind: int, to: str, bin: int, count: int, body: bytes) -> Row:
+        file = self._nearby.leave(body)
+        body = b"" if file else body
+        return Row(_part=part, _kind=kind, _to=to, _bin=bin, _count=count, _body=body, _file=file)
 
     def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, Instance]:
         """One batch of one part: load what is missing, apply, store what changed."""

@@ -39,6 +39,7 @@ from whimbrel.log.codec import encode_posts
 from whimbrel.log.disk import is_full
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.events import OWN_NAMES
+from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
@@ -121,7 +122,8 @@ class StageQuery:
         reading.clear(self._folder)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, partial(reading.hurry, self._folder))
+        hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby)
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -254,6 +256,7 @@ class StageQuery:
             trim=spec.trim,
             pace_ms=round(self.trigger_ms),
             folder=self._folder,
+            nearby=self._nearby.name,
         )
         source = self.spark.readStream.format(FORMAT).options(**told.options()).load()
         if spec.prepare is None:
@@ -262,12 +265,12 @@ class StageQuery:
         _check_prepared(prepared, spec)
         beside = source.where("_kind <> 0").select(*OWN_NAMES)
         rows = prepared.unionByName(beside, allowMissingColumns=True)
-        groups = spec.groups
+        groups, nearby = spec.groups, self._nearby.name
 
         def bundled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
-            return bundle_batches(batches, groups, context.partitionId() << 32)
+            return bundle_batches(batches, groups, context.partitionId() << 32, Nearby(nearby))
 
         return rows.mapInArrow(bundled, DDL)
 

@@ -23,6 +23,7 @@ from whimbrel.core import wire
 from whimbrel.core.record import Kind, Outgoing
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
+from whimbrel.spark.nearby import NOWHERE, Nearby
 from whimbrel.spark.processor import HURRY, OUTGOING
 
 
@@ -36,15 +37,18 @@ class Sink:
         inbox_of: Callable[[str], Appendable],
         appended: Callable[[], None] = lambda: None,
         hurry: Callable[[bool], None] = lambda hurries: None,
+        nearby: Nearby = NOWHERE,
     ) -> None:
-        """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries."""
+        """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries.
+        `nearby`: where workers leave what is large."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
         self._appended, self._hurry = appended, hurry
+        self._nearby = nearby
         self._hurrying: set[int] = set()
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
-        rows = _rows(batch)
+        rows = self._rows(batch)
         posts = [row for row in rows if row._kind >= 0]
         for destination in sorted({row._to for row in posts}):
             self._post(destination, [row for row in posts if row._to == destination], batch_id)
@@ -56,6 +60,14 @@ class Sink:
         if rows:
             self._note_hurry(rows)
             self._appended()
+
+    def _rows(self, batch: DataFrame) -> list[Any]:
+        """A batch's rows, by part. Through Arrow: `collect` takes bytes for text, which is five times slower."""
+        rows = [SimpleNamespace(**row) for row in batch.toArrow().to_pylist()]
+        for row in rows:
+            row._body = self._nearby.blob(row._body, row._file)
+        self._nearby.sweep()  # Spark repeats a batch from its source on
+        return sorted(rows, key=lambda row: row._part)
 
     def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
@@ -74,12 +86,6 @@ class Sink:
         self._hurrying = before - {row._part for row in rows} | {row._part for row in rows if row._kind == HURRY}
         if bool(self._hurrying) != bool(before):
             self._hurry(bool(self._hurrying))
-
-
-def _rows(batch: DataFrame) -> list[Any]:
-    """A batch's rows, by part. Through Arrow: `collect` takes bytes for text on its way, which is five times slower."""
-    rows = [SimpleNamespace(**row) for row in batch.toArrow().to_pylist()]
-    return sorted(rows, key=lambda row: row._part)
 
 
 def join_outgoing(packed: list[bytes]) -> bytes:

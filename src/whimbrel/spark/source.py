@@ -35,6 +35,7 @@ from whimbrel.log.codec import ROWS, decode, entry_schema
 from whimbrel.log.reading import LANES, Offset, is_halted, is_hurried, note_applied
 from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.events import PLACE
+from whimbrel.spark.nearby import Nearby
 
 FORMAT = "whimbrel"
 MOST_CONTROL = 64 << 20
@@ -63,19 +64,22 @@ class Reading:
     """Least time from the beginning of a batch to that of the next."""
     folder: str = ""
     """Where the reader says how far it is, and is told to halt (log/reading.py)."""
+    nearby: str = ""
+    """The folder for large blobs."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
         schema = self.schema.serialize().to_pybytes().hex()
         numbers = {name: str(int(getattr(self, name))) for name in NUMBERS}
-        return {"path": self.path, "schema": schema, "folder": self.folder, **numbers}
+        return {"path": self.path, "schema": schema, "folder": self.folder, "nearby": self.nearby, **numbers}
 
     @staticmethod
     def of(options: Any) -> Reading:
         """Back from Spark's options."""
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
         groups, most, rows, trim, pace_ms = (int(options[name]) for name in NUMBERS)
-        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), pace_ms, options["folder"])
+        folders = options["folder"], options["nearby"]
+        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), pace_ms, *folders)
 
 
 class InboxSource(DataSource):
@@ -158,7 +162,7 @@ class InboxReader(DataSourceStreamReader):
         if self.reading.rows:
             yield from table.to_batches()
         else:
-            yield bundle(table, self.reading.groups, 0)
+            yield bundle(table, self.reading.groups, 0, Nearby(self.reading.nearby))
 
     def commit(self, end: Offset) -> None:
         if not self.reading.trim:

@@ -5,8 +5,8 @@ before each batch that nobody has written since: the head holds a nonce for each
 so usually a worker that has been away lacks one or two deltas and fetches just those. Only a worker that does not know
 the part at all, or knows something that was never committed (a batch that failed), loads everything.
 
-Bytes come back from the store at 45 MB/s, because Spark takes them for text on the way. So a large blob is written to a
-file of this machine as well, under its nonce, for the next worker that lacks it; who finds no file asks the store.
+Bytes come back from the store at 45 MB/s, because Spark takes them for text on the way. So a large blob is left nearby
+as well, under its nonce, for the next worker that lacks it; who finds none asks the store.
 
 Each call to the store is a round trip to the JVM: a batch makes three (read the head, write a delta, write the head).
 Each state variable costs Spark several milliseconds a task, used or not: so there is one, and the head is in it.
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +24,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Refused
+from whimbrel.spark.nearby import Nearby
 
 BLOB = StructType([StructField("blob", BinaryType())])
 NUMBER = StructType([StructField("number", IntegerType())])
@@ -40,10 +39,6 @@ MOST = 512
 """Deltas are compacted when there are so many, however small: loading makes one call for each."""
 REMEMBERED = 64
 """So many of the latest nonces stay in the head: a worker that was away for longer loads everything."""
-
-
-LARGE = 256 << 10
-"""A blob of this size is written to a file as well."""
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -67,10 +62,9 @@ class Missing(NamedTuple):
 class StoredPart:
     """What the store has of the group that is being processed."""
 
-    def __init__(self, handle: StatefulProcessorHandle, nearby: str = "") -> None:
-        """`nearby`: the folder for large blobs; none if it is not given, or not here but on another machine."""
+    def __init__(self, handle: StatefulProcessorHandle, nearby: Nearby) -> None:
         self._blobs = handle.getMapState("blobs", NUMBER, BLOB)
-        self._nearby = Path(nearby) if nearby and Path(nearby).is_dir() else None
+        self._nearby = nearby
 
     def open(self, parts: int) -> Head:
         """The head as it is now."""
@@ -111,9 +105,9 @@ class StoredPart:
 
     def _delta(self, head: Head, number: int) -> bytes:
         back = head.next - number
-        if self._nearby is not None and back <= len(head.nonces):
-            with suppress(FileNotFoundError):
-                return (self._nearby / str(head.nonces[-back])).read_bytes()
+        left = self._nearby.find(str(head.nonces[-back])) if back <= len(head.nonces) else None
+        if left is not None:
+            return left
         found = self._blobs.getValue((number,))
         if found is None:
             raise Corrupt(f"the state store lacks delta {number}, which its head names")
@@ -126,22 +120,10 @@ class StoredPart:
             nonce = secrets.randbits(63) | 1
             self._remove(head.nonces[: 1 - REMEMBERED])
             head.nonces = [*head.nonces[1 - REMEMBERED :], nonce]
-            if self._nearby is not None and len(blob) >= LARGE:
-                _write(self._nearby / str(nonce), blob)
+            self._nearby.leave(blob, str(nonce))
         self._blobs.updateValue((HEAD,), (wire.pack(head),))
         return head.nonces[-1]
 
     def _remove(self, nonces: list[int]) -> None:
-        if self._nearby is not None:
-            for nonce in nonces:
-                (self._nearby / str(nonce)).unlink(missing_ok=True)
-
-
-def _write(path: Path, blob: bytes) -> None:
-    """All of it or nothing, as on a full disk: whoever misses it asks the store."""
-    draft = path.with_suffix(".draft")
-    try:
-        draft.write_bytes(blob)
-        draft.rename(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
+        for nonce in nonces:
+            self._nearby.remove(str(nonce))

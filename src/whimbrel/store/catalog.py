@@ -5,7 +5,7 @@ What a compaction takes away while it is being read is `Gone`: begin again, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
@@ -13,11 +13,11 @@ import msgspec
 
 from whimbrel.core.errors import Corrupt, UnknownName
 from whimbrel.core.keys import Selection
-from whimbrel.core.saving import Version
+from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects
-from whimbrel.store.version import Base, Checkpoint, Line, Moment, Reach, Seal, Segment, fitting, has, opened
+from whimbrel.store.version import Base, Checkpoint, Moment, Reach, Seal, Segment, fitting, has, opened
 
 TOGETHER = 100
 """How many seals are fetched at once."""
@@ -139,9 +139,10 @@ class Catalog:
             for piece, lines in enumerate(seal.segments):
                 yield Piece(names.segment(self.stage, saved, piece), lines)
 
-    def versions(self, piece: Piece) -> list[Version]:
-        """What lies in a segment, if it is what its index says."""
-        return fitting(self._open(piece.name, Segment), piece.name, piece.lines)
+    def versions(self, piece: Piece, chosen: Mapping[str, Line]) -> Iterator[Version]:
+        """What lies in a segment, if it is what its index says: the versions that have these lines."""
+        versions = fitting(self._open(piece.name, Segment), piece.name, piece.lines)
+        return (version for version, line in zip(versions, piece.lines, strict=True) if chosen.get(line.key) is line)
 
     def _open(self, name: str, type: type[S]) -> S:
         return _opened(name, self.objects.get(name), type)

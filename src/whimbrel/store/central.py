@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict
 from whimbrel.core.keys import EVERYTHING, Selection
-from whimbrel.core.saving import Version
+from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
 from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
 from whimbrel.store.compaction import Sizes, compact
@@ -24,7 +26,6 @@ from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects, Place
 from whimbrel.store.version import (
     Checkpoint,
-    Line,
     Moment,
     Owner,
     Retention,
@@ -51,16 +52,17 @@ class CentralStore:
 
     def write(self, stage: str, saving: Saving) -> None:
         """Keep a saving. Once more changes nothing; another one of the same number is a `Conflict`."""
-        segments = [self.put(stage, saving, n, versions) for n, versions in enumerate(cut(saving.versions))]
-        self.seal(stage, saving, segments)
+        pieces = list(cut(saving.versions))
+        for number, versions in enumerate(pieces):
+            self.put(stage, saving, number, msgspec.Raw(wire.encode(versions)))
+        self.seal(stage, saving, [[Line.of(version) for version in versions] for versions in pieces])
 
-    def put(self, stage: str, saving: Saving, piece: int, versions: list[Version]) -> list[Line]:
-        """Keep one piece of a saving, which does not exist before it is sealed; return what the seal must list."""
+    def put(self, stage: str, saving: Saving, piece: int, versions: msgspec.Raw) -> None:
+        """Keep one piece of a saving, which does not exist before it is sealed with all that they list."""
         saved = Saved(saving.instance, saving.part, saving.number)
         if self.objects.get(names.seal(stage, saved)) is None:
             name = names.segment(stage, saved, piece)
             self.objects.put(name, wire.pack(Segment(name, versions)))
-        return [Line.of(version) for version in versions]
 
     def seal(self, stage: str, saving: Saving, segments: list[list[Line]]) -> None:
         """Make a saving exist whose pieces have all been put; its own versions are not looked at."""
@@ -151,8 +153,8 @@ class CentralStore:
             try:
                 sources = catalog.sources(None if at is None else catalog.moment(at))
                 for piece, keys in chosen(catalog.pieces(sources), selection):
-                    for version in catalog.versions(piece) if not keys.keys() <= done else ():
-                        if keys.get(version.key) == Line.of(version) and version.key not in done:
+                    for version in catalog.versions(piece, keys) if not keys.keys() <= done else ():
+                        if version.key not in done:
                             done.add(version.key)
                             yield version
             except Gone as gone:

@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.saving import Version
+from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
 from whimbrel.store.catalog import Catalog, Sources, chosen
 from whimbrel.store.names import Saved
-from whimbrel.store.version import Base, Line, Moment, Retention, Segment, cut, has
+from whimbrel.store.version import Base, Moment, Retention, Segment, cut, has
 
 MANY = 2000
 """With more savings beside it than this a new fold is due, however small they are: a reader must look at each."""
@@ -70,7 +72,7 @@ def _fold(catalog: Catalog, first: Moment, sources: Sources) -> None:
     segments: list[list[Line]] = []
     for piece, versions in enumerate(cut(_newest(catalog, sources))):
         name = names.fold(catalog.stage, first.number, piece)
-        catalog.objects.put(name, wire.pack(Segment(name, versions)))
+        catalog.objects.put(name, wire.pack(Segment(name, msgspec.Raw(wire.encode(versions)))))
         segments.append([Line.of(version) for version in versions])
     base = Base(first.number, first.upto, segments)
     catalog.objects.put(names.base(catalog.stage, first.number), wire.pack(base))
@@ -78,10 +80,7 @@ def _fold(catalog: Catalog, first: Moment, sources: Sources) -> None:
 
 def _newest(catalog: Catalog, sources: Sources) -> Iterator[Version]:
     for piece, lines in chosen(catalog.pieces(sources), EVERYTHING):
-        for version in catalog.versions(piece):
-            if lines.get(version.key) == Line.of(version):
-                del lines[version.key]
-                yield version
+        yield from catalog.versions(piece, lines)
 
 
 def _give_up(catalog: Catalog, first: Moment, empty: set[Saved]) -> None:

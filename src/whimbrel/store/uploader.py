@@ -1,6 +1,6 @@
 """An uploader: carries an instance's savings from its spool to the central store.
 
-    posts ──▶ versions ──▶ segments ──▶ a seal, when the gate has confirmed the saving
+    posts ──▶ crates ──▶ segments ──▶ a seal, when the gate has confirmed the saving
 
 What is posted lies in the spool (log/spool.py) until its saving is sealed. So processing never waits for the store: it
 may be slow, or away, and all that grows is the spool. An uploader that died begins again at the first post of the first
@@ -13,20 +13,17 @@ begins, one that is never confirmed when a later one is: its part has dropped ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
-from whimbrel.core import wire
-from whimbrel.core.errors import Trimmed
 from whimbrel.core.keys import part_of
 from whimbrel.core.record import Saved
-from whimbrel.core.saving import Assembly, Version
-from whimbrel.log import Entry, Lane, Log
+from whimbrel.core.saving import Assembly, Crate, Line
+from whimbrel.log import Lane
 from whimbrel.log.codec import posts
-from whimbrel.log.spool import Confirmed
+from whimbrel.log.spool import Confirmed, Spool
 from whimbrel.store.central import CentralStore
-from whimbrel.store.version import PIECE, Line, Saving, cut
+from whimbrel.store.version import PIECE, Saving
 
 
 class _Open(msgspec.Struct):
@@ -34,8 +31,7 @@ class _Open(msgspec.Struct):
 
     number: int
     position: int
-    waiting: list[Version] = []
-    size: int = 0
+    waiting: list[Crate] = []
     segments: list[list[Line]] = []
     is_whole: bool = False
 
@@ -48,7 +44,7 @@ class Uploader:
         stage: str,
         instance: str,
         parts: int,
-        spool: Log,
+        spool: Spool,
         store: CentralStore,
         sealed: Callable[[Saved], None],
         since: int = 0,
@@ -61,50 +57,39 @@ class Uploader:
         self._assembly = Assembly()
         self._open: dict[int, list[_Open]] = {part: [] for part in range(parts)}
         """By part: its savings in their order; only the last one may not be whole yet."""
-        self._due: list[tuple[int, Confirmed]] = []
-        """What counts and is not sealed, with its place in the spool."""
-
-    @property
-    def under_way(self) -> int:
-        """Bytes that have been taken over, and whose saving is not in the store."""
-        while True:
-            with suppress(Trimmed):  # in this very moment: look again
-                return self.spool.backlog(self.spool.head())
+        self._due: list[Confirmed] = []
+        """What counts and is not sealed."""
 
     def step(self) -> None:
         """Carry on all there is. If it raises `Retry`, the next step goes on from there."""
-        for entry in self.spool.read(self._heard, lane=Lane.CONTROL):
-            self._due.append((entry.position, wire.unpack(entry.blob, Confirmed)))
-            self._heard = entry.position + 1
+        heard = self.spool.confirmed(self._heard)  # before the posts: then these are there
+        self._due += heard
+        self._heard += len(heard)
         self._put_full()
-        while entries := self.spool.read(self._read, self._read + 1):
-            self._take(entries[0])
+        while (blob := self.spool.posts(self._read)) is not None:
+            self._take(blob)
             self._put_full()
         while self._due:
-            self._seal(self._due[0][1])
+            self._seal(self._due[0])
             del self._due[0]
-        # In this order: what counts must find its saving whole, as long as it is there.
-        self.spool.trim(self._heard, Lane.CONTROL)
         open_at = (one.position for savings in self._open.values() for one in savings)
-        self.spool.trim(min([self._read, *open_at]))
+        self.spool.trim(min([self._read, *open_at]), self._heard)
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, blob: bytes) -> None:
         ended: dict[int, int] = {}
-        for kind, bin, body in posts(entry.blob):
+        for kind, bin, body in posts(blob):
             taken = self._assembly.take(kind, body)
             if isinstance(taken, Saved):
                 # A part that was asked several times answers all at once, and its versions are in the last saving.
                 ended[taken.part] = max(taken.number, ended.get(taken.part, -1))
             else:
-                (_, number), versions = taken
-                one = self._saving(part_of(bin, self.parts), number, entry.position)
-                one.waiting += versions
-                one.size += sum(len(version.luggage) for version in versions)
+                one = self._saving(part_of(bin, self.parts), taken.saving[1], self._read)
+                one.waiting += [taken] if taken.lines else []
         for part, number in ended.items():
-            self._saving(part, number, entry.position).is_whole = True
-        self._read = entry.position + 1
+            self._saving(part, number, self._read).is_whole = True
+        self._read += 1
 
     def _saving(self, part: int, number: int, position: int) -> _Open:
         savings = self._open[part]
@@ -121,11 +106,9 @@ class Uploader:
                 self._put(one, Saving(self.instance, part, one.number, 0, -1), PIECE)
 
     def _put(self, one: _Open, saving: Saving, least: int) -> None:
-        while one.waiting and one.size >= least:
-            versions = next(cut(one.waiting))
-            one.segments.append(self.store.put(self.stage, saving, len(one.segments), versions))
-            one.size -= sum(len(version.luggage) for version in versions)
-            del one.waiting[: len(versions)]
+        while one.waiting and sum(len(memoryview(crate.versions)) for crate in one.waiting) >= least:
+            self.store.put(self.stage, saving, len(one.segments), one.waiting[0].versions)
+            one.segments.append(one.waiting.pop(0).lines)
 
     def _seal(self, confirmed: Confirmed) -> None:
         saved, savings = confirmed.saved, self._open[confirmed.saved.part]

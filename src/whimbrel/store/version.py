@@ -20,7 +20,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Stop
-from whimbrel.core.saving import Version
+from whimbrel.core.saving import Line, Version
 
 PIECE = 8 << 20
 """About how many bytes of luggage a segment holds at most; a larger version has one to itself."""
@@ -72,24 +72,6 @@ Reach = dict[str, dict[int, int]]
 """By instance and part: the number of a saving. It and all before it are meant."""
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
-    """One version as an index knows it."""
-
-    key: str
-    epoch: int
-    seq: int
-    size: int
-
-    @classmethod
-    def of(cls, version: Version) -> Line:
-        """The line of a version."""
-        return cls(version.key, version.epoch, version.seq, len(version.luggage))
-
-    def is_newer(self, other: Line | None) -> bool:
-        """Whether this one counts, and not the other."""
-        return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
-
-
 class Owner(msgspec.Struct, frozen=True):
     """Whose states a stage's are. There is one from the moment on from which everything is saved here."""
 
@@ -103,7 +85,8 @@ class Segment(msgspec.Struct, frozen=True):
     """Some versions, as one object. It knows its own name, so that none can stand in for another."""
 
     name: str
-    versions: list[Version]
+    versions: msgspec.Raw
+    """As `wire.encode` makes them."""
 
 
 class Seal(msgspec.Struct, frozen=True):
@@ -159,9 +142,10 @@ def opened(name: str, blob: bytes, type: type[T]) -> T:
 
 def fitting(segment: Segment, name: str, lines: list[Line]) -> list[Version]:
     """The versions of a segment, if they are those that its index lists."""
-    if segment.name != name or [Line.of(version) for version in segment.versions] != lines:
+    versions = wire.decode(segment.versions, list[Version])
+    if segment.name != name or [Line.of(version) for version in versions] != lines:
         raise Corrupt(f"{name} holds other versions than its index says: load an older checkpoint")
-    return segment.versions
+    return versions
 
 
 def has(upto: Mapping[str, Mapping[int, int]], instance: str, part: int, number: int) -> bool:
