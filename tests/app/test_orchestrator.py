@@ -524,6 +524,31 @@ def test_a_journal_keeps_migrations_in_the_order_of_their_orders_and_snapshots_b
     again.close()
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: bool
+) -> None:
+    monkeypatch.setattr("whimbrel.control.journal.FLOOR", 500)
+    path, truth = tmp_path / "journal.db", dict[str, int]()
+    journal = Journal(path)
+    most = 0
+    for n in range(400):
+        noted = {f"k{n % 50}": n, f"k{n * 7 % 50}": n}
+        truth |= noted
+        journal.keep("outlet/s", b"%d" % n, noted)
+        journal.keep("outlet/t", b"", {"other": n} if n % 2 else {})
+        if reopened and n % 9 == 0:
+            journal.close()
+            journal = Journal(path)
+            assert journal.reached("outlet/s") == truth
+        with sqlite3.connect(path) as db:
+            most = max(most, db.execute("SELECT sum(length(blob)) FROM reached WHERE name = 'outlet/s'").fetchone()[0])
+    assert (journal.reached("outlet/s"), journal.reached("outlet/t")) == (truth, {"other": 399})
+    assert journal.load("outlet/s") == b"399"
+    assert most < 6 * len(wire.pack(truth)) < 400 * len(wire.pack({"k1": 1}))
+    journal.close()
+
+
 def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     Journal(path).close()

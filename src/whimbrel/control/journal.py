@@ -18,8 +18,11 @@ from whimbrel.core.protocols.machine import Migration
 from whimbrel.log.embedded import is_full
 
 FORMAT = 1
+GROWTH, FLOOR = 4, 256 << 10
+"""What was noted of keys is written anew when notes since the last time have so many times its size, and this size."""
 Statement = tuple[str, tuple[object, ...]]
 """SQL, and the values in it."""
+_NOTE = "INSERT INTO reached (name, blob) VALUES (?, ?)"
 
 
 class Journal:
@@ -28,6 +31,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._noted: dict[str, list[int]] = {}
+        """By outlet: the sizes of all its notes, the oldest first."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
         try:
             self._prepare(path)
@@ -48,7 +53,7 @@ class Journal:
             CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
             CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);
             CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);
-            CREATE TABLE IF NOT EXISTS delivered (name TEXT, key TEXT, seq INTEGER, PRIMARY KEY (name, key));
+            CREATE TABLE IF NOT EXISTS reached (number INTEGER PRIMARY KEY, name TEXT, blob BLOB);
         """)
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
@@ -81,15 +86,28 @@ class Journal:
     def keep(self, name: str, blob: bytes, reached: Mapping[str, int]) -> None:
         """Replace an outlet's snapshot, and note up to which `seq` results of keys are out: both, or neither."""
         statements: list[Statement] = [("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob))]
-        statements += [
-            ("INSERT OR REPLACE INTO delivered VALUES (?, ?, ?)", (name, key, seq)) for key, seq in reached.items()
-        ]
-        self._execute(*statements)
+        if not reached:
+            self._execute(*statements)
+            return
+        # One note for all keys: a row for each would cost more than all else that is done for their results.
+        note = wire.pack(reached)
+        self._execute(*statements, (_NOTE, (name, note)))
+        sizes = self._noted.setdefault(name, [])
+        sizes.append(len(note))
+        if sum(sizes[1:]) > max(GROWTH * sizes[0], FLOOR):
+            whole = wire.pack(self.reached(name))
+            self._execute(("DELETE FROM reached WHERE name = ?", (name,)), (_NOTE, (name, whole)))
+            self._noted[name] = [len(whole)]
 
     def reached(self, name: str) -> dict[str, int]:
         """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
         with self._lock:
-            return dict(self._db.execute("SELECT key, seq FROM delivered WHERE name = ?", (name,)).fetchall())
+            rows = self._db.execute("SELECT blob FROM reached WHERE name = ? ORDER BY number", (name,)).fetchall()
+        self._noted[name] = [len(blob) for (blob,) in rows]
+        reached: dict[str, int] = {}
+        for (blob,) in rows:
+            reached |= wire.unpack(blob, dict[str, int])
+        return reached
 
     def load(self, name: str) -> bytes | None:
         """The last snapshot of that name."""

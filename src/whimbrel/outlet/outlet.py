@@ -244,7 +244,7 @@ class Outlet:
             self.delivered += len(released)
             self._watch(released, now_us)
             if self._keep is not None:
-                self._note([(result.key, result.seq) for result in released])
+                self._note({result.key: result.seq for result in released})  # each key's are in order: the last counts
         self._dirty |= read  # first, so that nobody takes what is read, but not committed, for delivered
         self.positions |= read
         return bool(read)
@@ -268,13 +268,14 @@ class Outlet:
     def _give_up(self, letters: list[Letter]) -> None:
         self._untold += letters
         if self._keep is not None:
-            self._note([(parked.key, parked.seq) for parked, _, _ in letters])
+            self._note({parked.key: parked.seq for parked, _, _ in letters})
 
-    def _note(self, reached: list[tuple[str, int]]) -> None:
-        for key, seq in reached:
-            if seq > self.reached.get(key, -1):
-                self._before.setdefault(key, self.reached.get(key))
-                self.reached[key] = self._moved[key] = seq
+    def _note(self, reached: dict[str, int]) -> None:
+        known = self.reached.get
+        moved = {key: seq for key, seq in reached.items() if seq > known(key, -1)}
+        self._before |= {key: known(key) for key in moved.keys() - self._before.keys()}
+        self._moved |= moved
+        self.reached |= moved
 
     def _raise_fences(self) -> None:
         fences = list(self._fences)  # another thread may want one more meanwhile
