@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -55,15 +53,11 @@ def main(name: str, batches: int, rows: int) -> None:
     """In a process of its own: measure one profile."""
     from whimbrel.bench.throughput import Candidate, entries, take_turns
     from whimbrel.spark.query import StageQuery
-    from whimbrel.spark.session import session
+    from whimbrel.spark.session import brief_session
 
-    spark = session(f"whimbrel-{name}", tuned=name == TUNED)
-    try:
-        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
-            candidate = Candidate(spark, Path(folder), name, 1, rows, StageQuery)
-            times, _ = take_turns([candidate], entries(WARM_UP + batches, rows, rows), rows)
-    finally:
-        spark.stop()
+    with brief_session(f"whimbrel-{name}", tuned=name == TUNED) as (spark, folder):
+        candidate = Candidate(spark, folder, name, 1, rows, StageQuery)
+        times, _ = take_turns([candidate], entries(WARM_UP + batches, rows, rows), rows)
     print(MARK + json.dumps(times[name][WARM_UP:]))
 
 

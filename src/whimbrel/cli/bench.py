@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -31,16 +30,12 @@ def throughput(
     Example: whimbrel bench throughput --keys 10000 --rows 100000
     """
     from whimbrel.bench.throughput import throughput as measure
-    from whimbrel.spark.session import BOTH_COMPILERS, session
+    from whimbrel.spark.session import BOTH_COMPILERS, brief_session
 
     console = Console()
     console.print(f"{keys:,} keys, batches of {batch_rows:,} rows; starting Spark ...")
-    spark = session("whimbrel-bench", extra=BOTH_COMPILERS)
-    try:
-        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
-            figures = measure(spark, Path(folder), keys=keys, rows=rows, batch_rows=batch_rows, warm_up=5)
-    finally:
-        spark.stop()
+    with brief_session("whimbrel-bench", extra=BOTH_COMPILERS) as (spark, folder):
+        figures = measure(spark, folder, keys=keys, rows=rows, batch_rows=batch_rows, warm_up=5)
     table = Table(title=f"{batch_rows:,} rows a micro-batch, {keys:,} keys")
     for column in ("candidate", "median batch, ms", "rows/s"):
         table.add_column(column, justify="left" if column == "candidate" else "right")
@@ -68,17 +63,13 @@ def overhead(
     Example: whimbrel bench overhead
     """
     from whimbrel.bench.overhead import in_process, through_spark
-    from whimbrel.spark.session import session
+    from whimbrel.spark.session import brief_session
 
     console = Console()
     alone = in_process(rounds)
     _tell_ratio(console, "the processor alone", alone)
-    spark = session("whimbrel-bench")
-    try:
-        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
-            whole = through_spark(spark, Path(folder), batches)
-    finally:
-        spark.stop()
+    with brief_session("whimbrel-bench") as (spark, folder):
+        whole = through_spark(spark, folder, batches)
     _tell_ratio(console, "micro-batches through Spark", whole)
     if json is not None:
         figures = {"ratio": alone["ratio"], "in_process": alone, "through_spark": whole}
@@ -109,27 +100,23 @@ def checkpoints(
     Example: whimbrel bench checkpoints --rounds 4
     """
     from whimbrel.bench.checkpoints import REMEMBER, measure
-    from whimbrel.spark.session import session
+    from whimbrel.spark.session import brief_session
 
     console = Console()
     console.print(f"{keys:,} keys of {state_bytes:,} bytes, {rate:,.0f} records/s, saved every {save_every:g} s")
-    spark = session("whimbrel-bench", extra=REMEMBER)
-    try:
-        with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
-            figures = measure(
-                spark,
-                Path(folder),
-                rounds=rounds,
-                seconds=seconds,
-                rate=rate,
-                keys=keys,
-                state_bytes=state_bytes,
-                save_every=save_every,
-                seed=seed,
-                show=lambda what: console.print(what, style="dim", highlight=False),
-            )
-    finally:
-        spark.stop()
+    with brief_session("whimbrel-bench", extra=REMEMBER) as (spark, folder):
+        figures = measure(
+            spark,
+            folder,
+            rounds=rounds,
+            seconds=seconds,
+            rate=rate,
+            keys=keys,
+            state_bytes=state_bytes,
+            save_every=save_every,
+            seed=seed,
+            show=lambda what: console.print(what, style="dim", highlight=False),
+        )
     for what, ratio in figures["ratio"].items():
         told = ", ".join(f"{name} {value:,.3f}" for name, value in figures[what].items())
         console.print(f"{what}: {ratio:.3f} × ({told})", highlight=False)

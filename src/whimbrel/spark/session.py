@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -131,3 +133,16 @@ def _use_installed_pyspark(spark: SparkSession) -> None:
         field.get(jvm.java.lang.System.getenv()).remove("SPARK_HOME")
     except Py4JJavaError:
         pass  # a JVM that does not allow it: everything works, only slower
+
+
+@contextmanager
+def brief_session(
+    name: str, *, tuned: bool = True, extra: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, Path]]:
+    """A session with a folder of its own, both gone in the end: the session first, which writes until it stops."""
+    with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
+        spark = session(name, tuned=tuned, extra=extra)
+        try:
+            yield spark, Path(folder)
+        finally:
+            spark.stop()
