@@ -21,7 +21,9 @@ from tests.processes.test_kills import LONG, SITES, Deployed
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.control.access import read_token
 from whimbrel.control.remote import remote
+from whimbrel.core.record import Kind
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.codec import records
 from whimbrel.processes.life import address_in
 from whimbrel.processes.orchestrator import Settled
 
@@ -45,16 +47,28 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy
 def stops_amid_a_batch(group: int, data: Path) -> bool:
     """Stop a site while it serves records whose results it has not said yet; if it does not, let it go on."""
     os.killpg(group, signal.SIGSTOP)
-    checkpoint = data / "sites" / "cloud" / "chain-1"
-    writer = f"chain-1@{json.loads((checkpoint / 'metadata').read_text())['id']}"
+    if serves(data):
+        return True
+    os.killpg(group, signal.SIGCONT)
+    return False
+
+
+def serves(data: Path) -> bool:
+    """Whether a site that is stopped has begun a batch with records, and has not said what comes of them."""
+    checkpoint, logs = data / "sites" / "cloud" / "chain-1", data / "logs"
     begun, ended = (
         max((int(file.name) for file in (checkpoint / kind).iterdir() if file.name.isdecimal()), default=-1)
         for kind in ("offsets", "commits")
     )
-    if begun > max(ended, EmbeddedLog(data / "logs" / "outbox-chain-1.db").counter(writer)):
-        return True
-    os.killpg(group, signal.SIGCONT)
-    return False
+    writer = f"chain-1@{json.loads((checkpoint / 'metadata').read_text())['id']}"
+    if begun <= max(0, ended, EmbeddedLog(logs / "outbox-chain-1.db").counter(writer)):
+        return False
+    start, end = (
+        json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])["data"]
+        for batch in (begun - 1, begun)
+    )
+    batch = EmbeddedLog(logs / "inbox-chain-1.db").read(start, end)
+    return any(record.kind == Kind.DATA for entry in batch for record in records(entry))
 
 
 def test_a_site_that_stands_still_is_restored_elsewhere_and_may_have_keys_again(deployed: Deployed) -> None:
