@@ -78,7 +78,8 @@ class Hand:
         who: dict[str, Any] = {"writer": f"{self.name}@x", "counter": number}
         for to in {post.to for post in posts}:
             mine = sorted((post for post in posts if post.to == to), key=lambda post: post.kind)
-            blob = encode_posts((post.kind, post.bin, post.body) for post in mine)
+            messages = [(post.kind, post.bin, post.body) for post in mine]
+            blob = wire.pack(messages) if to == STORE else encode_posts(messages)
             box = self.logs.savings(self.name) if to == STORE else self.logs.inbox(to)
             box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
         if speaks:

@@ -14,7 +14,6 @@ from whimbrel.core.keys import EVERY_BIN, bin_of
 from whimbrel.core.record import Kind, Luggage, Saved
 from whimbrel.core.saving import Crate, Version
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
-from whimbrel.log.codec import encode_posts
 from whimbrel.log.spool import Spool
 from whimbrel.store import CentralStore, Keeper, Retention, Saving, Uploader, uploader
 from whimbrel.store.place import Objects, Place
@@ -52,7 +51,7 @@ NEWEST = {"a": "a4", "b": "b2", "d": "d2, and more", "e": "e2", "f": "f5"}
 
 def post_all(log: Log, batches: list[list[Post]] = BATCHES) -> None:
     for counter, posts in enumerate(batches):
-        Spool(log).append(encode_posts(posts), count=len(posts), writer="s-1@x", counter=counter)
+        Spool(log).append(wire.pack(posts), count=len(posts), writer="s-1@x", counter=counter)
 
 
 def confirm(log: Log, *savings: tuple[int, int]) -> None:

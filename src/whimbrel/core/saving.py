@@ -87,43 +87,40 @@ class Saving(Sender, kw_only=True):
         if not self.asked:
             self._line_up(instance)
         room = self.move.budget
-        loads: dict[str, Luggage] = {}
+        versions: list[Version] = []
         while room > 0 and (self.carried or self.queue):
             if self.carried:
                 room = self.carry_stashed(instance, room, out)
                 continue
             key = self.queue.pop()
             self.lacking.discard(key)
-            saved = instance.entries[key].saved if key in instance.entries else None
-            if saved is not None and self.is_large(saved):
-                self.carried, self.epoch = key, instance.epoch_of(key, saved.src)
+            entry = instance.entries.get(key)
+            saved = entry.saved if entry is not None else None
+            if saved is None:
+                continue
+            epoch, size = instance.epoch_of(key, saved.src), len(saved.state)
+            if size > self.move.chunk:
+                self.carried, self.epoch = key, epoch
                 instance.stash(self.place, saved)
-            elif saved is not None:
-                loads[key] = saved
-                room -= len(saved.state) + OVERHEAD
-        self._pack_together(instance, loads, out)
+            else:
+                versions.append(Version.of(key, epoch, saved))
+                room -= size + OVERHEAD
+        self._send_together(instance, versions, out)
         if not self.queue and not self.carried:
             self._answer(instance, out)
         if self.is_shipping:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
 
-    def _pack_together(self, instance: Instance, loads: dict[str, Luggage], out: Emissions) -> None:
-        """In the store bins mean nothing: keys travel together, or each saving would be a thousand posts. A parcel has
+    def _send_together(self, instance: Instance, versions: list[Version], out: Emissions) -> None:
+        """In the store bins mean nothing: keys travel together, or each saving would be a thousand posts. A crate has
         the bin of one of its keys, which tells its part."""
-        keys: dict[str, Luggage] = {}
-        size = 0
-        for key, luggage in loads.items():
-            keys[key] = luggage
-            size += len(luggage.state) + OVERHEAD
-            if size >= CRATE:
-                self._send_parcel(instance, keys, out)
-                keys, size = {}, 0
-        if keys:
-            self._send_parcel(instance, keys, out)
-
-    def _send_parcel(self, instance: Instance, keys: dict[str, Luggage], out: Emissions) -> None:
-        bin = bin_of(next(iter(keys)))
-        self.send(instance, Kind.PARCEL, Parcel(self.move.id, bin, keys), out, bin)
+        start = size = 0
+        for end, version in enumerate(versions, 1):
+            size += len(version.luggage)
+            if size >= CRATE or end == len(versions):
+                crate = Crate.of(self.asked[-1].saving, versions[start:end])
+                self.send(instance, Kind.PARCEL, crate, out, version.bin)
+                start, size = end, 0
 
     def _answer(self, instance: Instance, out: Emissions) -> None:
         for answer in self.asked:
@@ -158,13 +155,9 @@ class Saving(Sender, kw_only=True):
         self.move = msgspec.structs.replace(self.move, budget=self.sizes[0], chunk=self.sizes[1])
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
-        """Post a message to the store; a parcel becomes versions here, ready to be put away as they are."""
+        """Post a message to the store; a piece of the large key that is carried becomes one of its version."""
         if isinstance(body, Parcel):
-            large = body.pieces > 1
-            versions = [
-                Version.of(key, self.epoch if large else instance.epoch_of(key, luggage.src), luggage)
-                for key, luggage in body.keys.items()
-            ]
+            versions = [Version.of(key, self.epoch, luggage) for key, luggage in body.keys.items()]
             body = Crate.of(self.asked[-1].saving, versions, body.piece, body.pieces)
         super().send(instance, kind, body, out, bin)
 

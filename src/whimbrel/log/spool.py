@@ -16,7 +16,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
-from zlib import crc32
 
 import msgspec
 
@@ -30,12 +29,15 @@ LARGE = 256 << 10
 """Posts of this size lie in a file: a database would write them twice."""
 
 
+Post = tuple[int, int, bytes]
+"""Kind, bin and body."""
+
+
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
-    """What a data entry says: posts, or in which file they are."""
+    """What a data entry says: posts as `wire.pack` makes them, or in which file they are."""
 
     posts: bytes
     file: str = ""
-    checksum: int = 0
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Spool:
         if self._folder is not None and len(blob) >= LARGE:
             if counter <= self._log.counter(writer):  # its file may be gone, and must not be there again
                 return None
-            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
+            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}")
             _write(self._folder / spooled.file, blob)
         return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter)
 
@@ -74,11 +76,11 @@ class Spool:
         """The first position that can still be read."""
         return self._log.head(lane)
 
-    def posts(self, position: int) -> bytes | None:
+    def posts(self, position: int) -> list[Post] | None:
         """What a batch has posted; None: there is nothing yet."""
         for entry in self._log.read(position, position + 1):
             spooled = wire.unpack(entry.blob, Spooled)
-            return self._read(spooled) if spooled.file else spooled.posts
+            return self._read(spooled.file) if spooled.file else wire.unpack(spooled.posts, list[Post])
         return None
 
     def confirmed(self, start: int) -> list[Confirmed]:
@@ -101,16 +103,13 @@ class Spool:
 
     # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, spooled: Spooled) -> bytes:
+    def _read(self, file: str) -> list[Post]:
         assert self._folder is not None
-        path = self._folder / spooled.file
+        path = self._folder / file
         try:
-            blob = path.read_bytes()
-        except OSError as error:
-            raise Corrupt(f"{path}: savings under way are missing: {error}") from error
-        if crc32(blob) != spooled.checksum:
-            raise Corrupt(f"{path}: savings under way are damaged")
-        return blob
+            return wire.unpack(path.read_bytes(), list[Post])
+        except (OSError, Corrupt) as error:
+            raise Corrupt(f"{path}: savings under way are missing or damaged: {error}") from error
 
     def _sweep(self) -> None:
         """Remove the files of entries that have been given up: not of those that are there, or still to come."""

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
 from whimbrel.core.record import Kind, Outgoing
+from whimbrel.core.saving import STORE
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.nearby import NOWHERE, Nearby
@@ -72,8 +73,10 @@ class Sink:
     def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
         ordered = sorted(posts, key=lambda row: int(row._kind))
+        messages = [(row._kind, row._bin, row._body) for row in ordered]
         self._inbox_of(destination).append(
-            encode_posts((row._kind, row._bin, row._body) for row in ordered),
+            # Nobody reads a spool as records.
+            wire.pack(messages) if destination == STORE else encode_posts(messages),
             count=sum(row._kind != Kind.NUDGE for row in ordered),  # nobody waits for a nudge
             writer=self._writer(),
             counter=batch_id,

@@ -20,8 +20,7 @@ from whimbrel.core.keys import part_of
 from whimbrel.core.record import Saved
 from whimbrel.core.saving import Assembly, Crate, Line
 from whimbrel.log import Lane
-from whimbrel.log.codec import posts
-from whimbrel.log.spool import Confirmed, Spool
+from whimbrel.log.spool import Confirmed, Post, Spool
 from whimbrel.store.central import CentralStore
 from whimbrel.store.version import PIECE, Saving
 
@@ -66,8 +65,8 @@ class Uploader:
         self._due += heard
         self._heard += len(heard)
         self._put_full()
-        while (blob := self.spool.posts(self._read)) is not None:
-            self._take(blob)
+        while (posts := self.spool.posts(self._read)) is not None:
+            self._take(posts)
             self._put_full()
         while self._due:
             self._seal(self._due[0])
@@ -77,9 +76,9 @@ class Uploader:
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, blob: bytes) -> None:
+    def _take(self, posts: list[Post]) -> None:
         ended: dict[int, int] = {}
-        for kind, bin, body in posts(blob):
+        for kind, bin, body in posts:
             taken = self._assembly.take(kind, body)
             if isinstance(taken, Saved):
                 # A part that was asked several times answers all at once, and its versions are in the last saving.
