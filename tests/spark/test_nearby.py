@@ -16,7 +16,7 @@ from whimbrel.log import Entry, Lane, MemoryLog
 from whimbrel.log.codec import encode, entry_schema, posts
 from whimbrel.spark.bundle import bundle, unbundle
 from whimbrel.spark.nearby import LARGE, NOWHERE, Nearby
-from whimbrel.spark.processor import OUTGOING
+from whimbrel.spark.processor import OUTGOING, POSTS
 from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import placed, row_schema
 
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
 
 
 def batch(*rows: dict[str, Any]) -> Any:
-    common = {"_part": 0, "_to": "b", "_bin": 3, "_count": 1, "_body": b"", "_file": ""}
+    common = {"_part": 0, "_to": "b", "_count": 1, "_body": b"", "_file": ""}
     return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist([{**common, **row} for row in rows]))
 
 
@@ -63,13 +63,19 @@ def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
 def test_the_sink_carries_out_what_was_left_as_if_it_had_come(tmp_path: Path, far: bool) -> None:
     nearby = NOWHERE if far else Nearby(str(tmp_path))
     said = wire.pack(Outgoing([], [], 0, len(BIG)))
-    left = nearby.leave(BIG)
+    body = wire.encode([(Kind.PARCEL, 3, BIG), (Kind.SHIPPED, 3, b"all")])
+    left = nearby.leave(body)
     nearby.leave(BIG + b"of a try that failed")
     inbox, outbox = MemoryLog(), MemoryLog()
     sink = Sink(lambda: "a@1", outbox, lambda name: inbox, nearby=nearby)
-    parcel = {"_kind": Kind.PARCEL, "_file": left, "_body": b"" if left else BIG}
-    sink.append(batch(parcel, {"_kind": Kind.SHIPPED, "_body": b"all"}, {"_kind": OUTGOING, "_body": said}), 7)
-    assert posts(inbox.read(0, lane=Lane.CONTROL)[0].blob) == [(Kind.PARCEL, 3, BIG), (Kind.SHIPPED, 3, b"all")]
+    large = {"_kind": POSTS, "_file": left, "_body": b"" if left else body}
+    small = {"_part": 1, "_kind": POSTS, "_body": wire.encode([(Kind.PARCEL, 4, b"small")])}
+    sink.append(batch(small, large, {"_kind": OUTGOING, "_body": said}), 7)
+    assert posts(inbox.read(0, lane=Lane.CONTROL)[0].blob) == [
+        (Kind.PARCEL, 3, BIG),
+        (Kind.PARCEL, 4, b"small"),
+        (Kind.SHIPPED, 3, b"all"),
+    ]
     assert wire.unpack(outbox.read(0)[0].blob, list[Outgoing])[0].state_bytes == len(BIG)
     assert (bool(left), names(tmp_path)) == (not far, [])
 

@@ -66,7 +66,7 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
     return blob
 
 
-def encode_posts(posts: Iterable[tuple[int, int, bytes]]) -> bytes:
+def encode_posts(posts: Iterable[tuple[int, int, bytes | memoryview]]) -> bytes:
     """The blob of a control lane's entry: messages, each with its kind, its bin and its bytes.
 
     They have no place in any router's stream, and no user columns: whoever reads the entry fills in what it lacks.

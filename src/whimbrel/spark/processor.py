@@ -2,8 +2,8 @@
 
 Stands between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
 bring the group's instance up to what the state store says, apply, store what changed. What comes out is a few rows a
-group, whatever the number of records: one with all results and notices, one for each message to another inbox. What is
-large is left nearby, and its row has the file's name.
+group, whatever the number of records: one with all results and notices, one for each inbox that it has posts for. What
+is large is left nearby, and its row has the file's name.
 
 The worker keeps decoded instances between batches; stored.py says why that is safe.
 """
@@ -19,7 +19,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.record import Emissions, Outgoing
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
@@ -27,10 +26,10 @@ from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.shipping import Shipment, unship
 from whimbrel.spark.stored import Head, StoredPart
 
-OUTGOING, HURRY = -1, -2
-"""The `_kind` of the row that holds results and notices, and of the one that says that the part hurries; other rows'
-kinds are those of their posts."""
-DDL = "_part int, _kind int, _to string, _bin int, _count int, _body binary, _file string"
+OUTGOING, POSTS, HURRY = range(3)
+"""The `_kind` of a row: results and notices, or posts to one destination (kind, bin and body of each, in their order),
+or only that the part hurries."""
+DDL = "_part int, _kind int, _to string, _count int, _body binary, _file string"
 
 
 class Held(NamedTuple):
@@ -68,18 +67,21 @@ class GroupProcessor(StatefulProcessor):
             emissions, instance = self._apply(part, bundles)
             if emissions.results or emissions.notices:
                 body = wire.pack(Outgoing(emissions.results, emissions.notices, part, instance.state_bytes))
-                yield self._row(part, OUTGOING, "", EVERY_BIN, len(emissions.results), body)
-            for post in emissions.posts:
-                yield self._row(part, int(post.kind), post.to, post.bin, 1, post.body)
+                yield self._row(part, OUTGOING, "", len(emissions.results), body)
+            posts: dict[str, list[tuple[int, int, bytes]]] = {}
+            for to, kind, bin, body in emissions.posts:
+                posts.setdefault(to, []).append((kind, bin, body))
+            for to, ours in posts.items():
+                yield self._row(part, POSTS, to, len(ours), wire.encode(ours))
             if instance.hurries:
-                yield self._row(part, HURRY, "", EVERY_BIN, 0, b"")
+                yield self._row(part, HURRY, "", 0, b"")
         finally:
             gc.enable()
 
-    def _row(self, part: int, kind: int, to: str, bin: int, count: int, body: bytes) -> Row:
+    def _row(self, part: int, kind: int, to: str, count: int, body: bytes) -> Row:
         file = self._nearby.leave(body)
         body = b"" if file else body
-        return Row(_part=part, _kind=kind, _to=to, _bin=bin, _count=count, _body=body, _file=file)
+        return Row(_part=part, _kind=kind, _to=to, _count=count, _body=body, _file=file)
 
     def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, Instance]:
         """One batch of one part: load what is missing, apply, store what changed."""

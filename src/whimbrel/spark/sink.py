@@ -13,6 +13,7 @@ that starts anew from an empty checkpoint counts from zero again, and must not b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,10 @@ from whimbrel.core.saving import STORE
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
 from whimbrel.spark.nearby import NOWHERE, Nearby
-from whimbrel.spark.processor import HURRY, OUTGOING
+from whimbrel.spark.processor import HURRY, OUTGOING, POSTS
+
+Post = tuple[int, int, memoryview]
+"""Kind, bin and body: a view, as posts may be large."""
 
 
 class Sink:
@@ -50,9 +54,9 @@ class Sink:
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
         rows = self._rows(batch)
-        posts = [row for row in rows if row._kind >= 0]
+        posts = [row for row in rows if row._kind == POSTS]
         for destination in sorted({row._to for row in posts}):
-            self._post(destination, [row for row in posts if row._to == destination], batch_id)
+            self._post(destination, [row._body for row in posts if row._to == destination], batch_id)
         outgoing = [row for row in rows if row._kind == OUTGOING]
         if outgoing:
             count = sum(row._count for row in outgoing)
@@ -70,14 +74,14 @@ class Sink:
         self._nearby.sweep()  # Spark repeats a batch from its source on
         return sorted(rows, key=lambda row: row._part)
 
-    def _post(self, destination: str, posts: Sequence[Any], batch_id: int) -> None:
+    def _post(self, destination: str, bodies: list[bytes], batch_id: int) -> None:
+        posts = [post for body in bodies for post in wire.decode(body, list[Post])]
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
-        ordered = sorted(posts, key=lambda row: int(row._kind))
-        messages = [(row._kind, row._bin, row._body) for row in ordered]
+        posts.sort(key=itemgetter(0))
         self._inbox_of(destination).append(
             # Nobody reads a spool as records.
-            wire.pack(messages) if destination == STORE else encode_posts(messages),
-            count=sum(row._kind != Kind.NUDGE for row in ordered),  # nobody waits for a nudge
+            wire.pack(posts) if destination == STORE else encode_posts(posts),
+            count=sum(kind != Kind.NUDGE for kind, _, _ in posts),  # nobody waits for a nudge
             writer=self._writer(),
             counter=batch_id,
             lane=Lane.CONTROL,
