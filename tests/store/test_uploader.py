@@ -14,14 +14,13 @@ from whimbrel.core.keys import EVERY_BIN, bin_of
 from whimbrel.core.record import Kind, Luggage, Saved
 from whimbrel.core.saving import Crate, Version
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
+from whimbrel.log.codec import Message
 from whimbrel.log.spool import Spool
 from whimbrel.store import CentralStore, Keeper, Retention, Saving, Uploader, uploader
 from whimbrel.store.place import Objects, Place
 
-Post = tuple[int, int, bytes]
 
-
-def state(number: int, key: str, seq: int, text: str, piece: int = 0, pieces: int = 1) -> Post:
+def state(number: int, key: str, seq: int, text: str, piece: int = 0, pieces: int = 1) -> Message:
     """Keys a, b, c lie in part 1; d, e, f in part 0."""
     bag = Luggage(seq, "r", [], text.encode())
     crate = Crate.of(("r", number), [Version.of(key, 0, bag)], piece, pieces)
@@ -32,7 +31,7 @@ def saved(number: int, part: int) -> Saved:
     return Saved("s-1", part, 2, "r", number, number)
 
 
-def end(number: int, part: int) -> Post:
+def end(number: int, part: int) -> Message:
     return Kind.SAVED, EVERY_BIN, wire.pack(saved(number, part))
 
 
@@ -49,7 +48,7 @@ SEALED = [saved(number, part) for number, part in CONFIRMED if number != 30]
 NEWEST = {"a": "a4", "b": "b2", "d": "d2, and more", "e": "e2", "f": "f5"}
 
 
-def post_all(log: Log, batches: list[list[Post]] = BATCHES) -> None:
+def post_all(log: Log, batches: list[list[Message]] = BATCHES) -> None:
     for counter, posts in enumerate(batches):
         Spool(log).append(wire.pack(posts), count=len(posts), writer="s-1@x", counter=counter)
 

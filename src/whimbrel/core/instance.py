@@ -365,10 +365,9 @@ class Instance:
 
     def epoch_of(self, key: str, src: str) -> int:
         """The epoch in which a key is here."""
-        if self.moves.arrivals:
-            for arrival in self.moves.arrivals.values():
-                if arrival.move and arrival.takes(key) and not arrival.is_silent(src):
-                    return arrival.move.epoch
+        for arrival in self.moves.arrivals.values():
+            if arrival.move and arrival.takes(key) and not arrival.is_silent(src):
+                return arrival.move.epoch
         return self.epochs[key]
 
     # ── Moves: who is concerned ──────────────────────────────────────────────────────────────────────────────────

@@ -98,13 +98,13 @@ class Saving(Sender, kw_only=True):
             saved = entry.saved if entry is not None else None
             if saved is None:
                 continue
-            epoch, size = instance.epoch_of(key, saved.src), len(saved.state)
-            if size > self.move.chunk:
+            epoch = instance.epoch_of(key, saved.src)
+            if self.is_large(saved):
                 self.carried, self.epoch = key, epoch
                 instance.stash(self.place, saved)
             else:
                 versions.append(Version.of(key, epoch, saved))
-                room -= size + OVERHEAD
+                room -= len(saved.state) + OVERHEAD
         self._send_together(instance, versions, out)
         if not self.queue and not self.carried:
             self._answer(instance, out)

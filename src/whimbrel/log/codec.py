@@ -22,6 +22,9 @@ VERSION = 1
 ROWS = 1 << 20
 """No entry has more rows, so that position * ROWS + row is a growing offset."""
 
+Message = tuple[int, int, bytes]
+"""A post without its destination: kind, bin and body."""
+
 _META = [
     pa.field("_kind", pa.int8()),
     pa.field("_bin", pa.int16()),
@@ -74,7 +77,7 @@ def encode_posts(posts: Iterable[tuple[int, int, bytes | memoryview]]) -> bytes:
     return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in posts], _CONTROL)
 
 
-def posts(blob: bytes) -> list[tuple[int, int, bytes]]:
+def posts(blob: bytes) -> list[Message]:
     """The messages that `encode_posts` made a blob of."""
     batch = decode(blob)
     columns = [batch.column(name).to_pylist() for name in ("_kind", "_bin", "_body")]

@@ -22,15 +22,12 @@ import msgspec
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Full, Trimmed, Unavailable
 from whimbrel.core.record import Saved
+from whimbrel.log.codec import Message
 from whimbrel.log.contract import Lane, Log
 from whimbrel.log.disk import is_full
 
 LARGE = 256 << 10
 """Posts of this size lie in a file: a database would write them twice."""
-
-
-Post = tuple[int, int, bytes]
-"""Kind, bin and body."""
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
@@ -76,11 +73,11 @@ class Spool:
         """The first position that can still be read."""
         return self._log.head(lane)
 
-    def posts(self, position: int) -> list[Post] | None:
+    def posts(self, position: int) -> list[Message] | None:
         """What a batch has posted; None: there is nothing yet."""
         for entry in self._log.read(position, position + 1):
             spooled = wire.unpack(entry.blob, Spooled)
-            return self._read(spooled.file) if spooled.file else wire.unpack(spooled.posts, list[Post])
+            return self._read(spooled.file) if spooled.file else wire.unpack(spooled.posts, list[Message])
         return None
 
     def confirmed(self, start: int) -> list[Confirmed]:
@@ -103,11 +100,11 @@ class Spool:
 
     # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, file: str) -> list[Post]:
+    def _read(self, file: str) -> list[Message]:
         assert self._folder is not None
         path = self._folder / file
         try:
-            return wire.unpack(path.read_bytes(), list[Post])
+            return wire.unpack(path.read_bytes(), list[Message])
         except (OSError, Corrupt) as error:
             raise Corrupt(f"{path}: savings under way are missing or damaged: {error}") from error
 

@@ -26,7 +26,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
-from whimbrel.log.codec import ROWS, encode_posts, posts
+from whimbrel.log.codec import ROWS, Message, encode_posts, posts
 
 PIECE_US = 20_000
 """A piece is as many posts as go out in this time, and at least one."""
@@ -38,9 +38,6 @@ LOOK = 1.0
 """Seconds between looks for what another process has appended."""
 WHOLE = ROWS - 1
 """The number of an entry's last piece: above every place that a post can have."""
-
-
-Posts = list[tuple[int, int, bytes]]
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -228,20 +225,20 @@ class Forwarder(Spool):
 class _Piece(NamedTuple):
     sending: Sending
     place: int
-    posts: Posts
+    posts: list[Message]
     size: int
     cost: int = 0
     due_us: int = 0
 
 
-def size_of(posts: Posts) -> int:
+def size_of(posts: list[Message]) -> int:
     """Bytes of posts: of their bodies, for the rest is how they lie in logs here."""
     return sum(len(body) for _, _, body in posts)
 
 
-def _grouped(posts: Posts, limit: int | None) -> list[Posts]:
+def _grouped(posts: list[Message], limit: int | None) -> list[list[Message]]:
     """As few groups as the limit allows, each of one post at least; one group of nothing if there is none."""
-    groups: list[Posts] = [[]]
+    groups: list[list[Message]] = [[]]
     size = 0
     for post in posts:
         size += len(post[2])

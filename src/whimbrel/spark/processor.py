@@ -20,6 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Outgoing
+from whimbrel.log.codec import Message
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.nearby import Nearby
@@ -68,7 +69,7 @@ class GroupProcessor(StatefulProcessor):
             if emissions.results or emissions.notices:
                 body = wire.pack(Outgoing(emissions.results, emissions.notices, part, instance.state_bytes))
                 yield self._row(part, OUTGOING, "", len(emissions.results), body)
-            posts: dict[str, list[tuple[int, int, bytes]]] = {}
+            posts: dict[str, list[Message]] = {}
             for to, kind, bin, body in emissions.posts:
                 posts.setdefault(to, []).append((kind, bin, body))
             for to, ours in posts.items():

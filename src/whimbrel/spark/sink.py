@@ -28,8 +28,8 @@ from whimbrel.log.codec import encode_posts
 from whimbrel.spark.nearby import NOWHERE, Nearby
 from whimbrel.spark.processor import HURRY, OUTGOING, POSTS
 
-Post = tuple[int, int, memoryview]
-"""Kind, bin and body: a view, as posts may be large."""
+View = tuple[int, int, memoryview]
+"""A `codec.Message` as it is read here: its body may be large, and is not copied."""
 
 
 class Sink:
@@ -75,7 +75,7 @@ class Sink:
         return sorted(rows, key=lambda row: row._part)
 
     def _post(self, destination: str, bodies: list[bytes], batch_id: int) -> None:
-        posts = [post for body in bodies for post in wire.decode(body, list[Post])]
+        posts = [post for body in bodies for post in wire.decode(body, list[View])]
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
         posts.sort(key=itemgetter(0))
         self._inbox_of(destination).append(

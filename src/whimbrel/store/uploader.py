@@ -20,7 +20,8 @@ from whimbrel.core.keys import part_of
 from whimbrel.core.record import Saved
 from whimbrel.core.saving import Assembly, Crate, Line
 from whimbrel.log import Lane
-from whimbrel.log.spool import Confirmed, Post, Spool
+from whimbrel.log.codec import Message
+from whimbrel.log.spool import Confirmed, Spool
 from whimbrel.store.central import CentralStore
 from whimbrel.store.version import PIECE, Saving
 
@@ -76,7 +77,7 @@ class Uploader:
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, posts: list[Post]) -> None:
+    def _take(self, posts: list[Message]) -> None:
         ended: dict[int, int] = {}
         for kind, bin, body in posts:
             taken = self._assembly.take(kind, body)
