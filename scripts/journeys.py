@@ -40,6 +40,7 @@ from whimbrel.core.record import (
     Ready,
     Record,
     Result,
+    Said,
     Shipped,
 )
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
@@ -139,8 +140,8 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
     yield "delta", "\n".join(lines)
 
     outbox: Log = MemoryLog()
-    packed = [wire.pack(Outgoing(out.results, out.notices))]
-    outbox.append(join_outgoing(packed), count=len(out.results), writer="average-1@7c1e", counter=0)
+    encoded = [wire.encode(Outgoing(out.results, out.notices))]
+    outbox.append(join_outgoing(encoded, {}, {}), count=len(out.results), writer="average-1@7c1e", counter=0)
     averages = folder / "averages.csv"
     outlet = Outlet(
         "average", {"average-1": outbox}, [CsvSink(averages)], lambda *notice: None, lambda blob: None, clock.__next__
@@ -184,7 +185,7 @@ class Place:
             posts = [(p.kind, p.bin, p.body) for p in out.posts if p.to == to]
             blob = codec.encode_posts(posts)
             inbox_of(to).append(blob, count=len(posts), writer=self.name, counter=number, lane=Lane.CONTROL)
-        blob = join_outgoing([wire.pack(Outgoing(out.results, out.notices))])
+        blob = join_outgoing([wire.encode(Outgoing(out.results, out.notices))], {}, {})
         self.outbox.append(blob, count=len(out.results), writer=self.name, counter=number)
         lines = [f"post to {post.to}: {told(post.kind, post.body)}" for post in out.posts]
         lines += [f"result {result_told(result)}" for result in out.results]
@@ -255,7 +256,7 @@ class Harness:
         for name, place in self.places.items():
             for entry in place.outbox.read(self.read[name]):
                 self.read[name] = entry.position + 1
-                for outgoing in wire.unpack(entry.blob, list[Outgoing]):
+                for outgoing in wire.unpack(entry.blob, Said).outgoing:
                     released = self.gate.offer(outgoing.results)
                     lines += [f"released {result_told(r)}" for r in released]
                     lines += [f"held     {result_told(r)}" for r in outgoing.results if r not in released]

@@ -35,11 +35,13 @@ class FailingLog:
     def __init__(self, log: Log, fuse: Fuse) -> None:
         self.log, self.fuse = log, fuse
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
+    ) -> int | None:
         fails = self.fuse.burn()
         if fails and not self.fuse.after:
             raise self.fuse.error()
-        position = self.log.append(blob, count=count, writer=writer, counter=counter, lane=lane)
+        position = self.log.append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         if fails:
             raise self.fuse.error()
         return position

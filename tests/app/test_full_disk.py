@@ -191,7 +191,7 @@ def test_a_site_whose_disk_is_nearly_full_holds_its_queries_and_lets_them_go_on(
     place.disk.reserve = 1 << 60
     until(lambda: query.held == [True], "it is held")
     assert str(place.site.status().disk).startswith("the disk of edge-1 is full (")
-    with pytest.raises(Full, match="the disk of edge-1 is full"):
+    with pytest.raises(Unavailable, match="the disk of edge-1 is full"):
         place.site.start("s-2", wait=False)
     place.disk.reserve = 0
     until(lambda: query.held == [True, False], "it goes on")

@@ -6,7 +6,7 @@ in their checkpoint what Spark leaves, a file for each batch begun.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.app.waiting import until
 from whimbrel.control.journal import Journal
 from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Unavailable
+from whimbrel.core.errors import Stale, Unavailable
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
@@ -26,6 +26,7 @@ from whimbrel.site.links import Links
 from whimbrel.site.site import RESTARTS, Site
 
 OUTRIGHT, LATER, SOON = "fails at once", "does a batch and fails", "serves, and dies afterwards"
+STALE, OVERLOADED = "has another one's checkpoint", "has no worker that connects"
 
 
 class StandIn:
@@ -36,8 +37,14 @@ class StandIn:
         self.is_active = False
         self.exception: Exception | None = None
         self.progress: list[float] = []
+        self.renewed = False
+
+    def renew(self) -> None:
+        self.renewed = True
 
     def start(self) -> None:
+        if self.fate == STALE:
+            raise Stale("the checkpoint is gone")
         self.is_active = True
         if self.fate != OUTRIGHT:
             offsets = self.checkpoint / "offsets"
@@ -50,6 +57,9 @@ class StandIn:
         if self.fate in (OUTRIGHT, LATER):
             self.die()
             raise Unavailable("it has ended")
+        if self.fate == OVERLOADED:
+            self.die()
+            raise Unavailable("Python worker failed to connect back.")
 
     def die(self) -> None:
         self.is_active, self.exception = False, RuntimeError("the worker is gone")
@@ -67,13 +77,15 @@ class House:
         """By site: how the next queries that start there fail; later ones do not."""
         self.begin(running=True)
 
-    def begin(self, running: bool) -> None:
+    def begin(self, running: bool, behind: Callable[[Site], Any] = lambda site: site) -> None:
+        """`behind`: what the orchestrator sees of the site at the edge."""
         self.journal = Journal(self.folder / "journal.db")
         links = Links(["cloud", "edge"], IDEAL, self.folder, lambda _: "cloud", lambda _: MemoryLog())
         self.sites = {name: Site(name, self.folder / name, self.maker(name), links) for name in ("cloud", "edge")}
         self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, frozenset({"gateway"}))
         nobody: Any = None
-        self.orchestrator = Orchestrator(self.journal, self.sites, nobody, lambda: 1)
+        seen = {**self.sites, "edge": behind(self.sites["edge"])}
+        self.orchestrator = Orchestrator(self.journal, seen, nobody, lambda: 1)
         self.orchestrator.stages["s"] = self.coordinator
         self.orchestrator.recover()
         if running:
@@ -151,6 +163,55 @@ def test_what_has_run_there_stays_there(house: House) -> None:
     assert house.batches("cloud") == 1
 
 
+@pytest.mark.parametrize("fate", [OUTRIGHT, LATER, None])
+def test_what_has_run_there_stays_there_whoever_asks_next(house: House, fate: str | None) -> None:
+    """The orchestrator dies when the instance has run there, before it is journalled; then the site dies, too. What
+    the next lives of both find is what lies on the disk there, and not that nothing has happened in these lives."""
+    house.orchestrator.stop()
+    house.relocate()
+    house.sites["cloud"].stop("s-1")
+    house.orchestrator.tell("s", "m1", Stopped())
+    house.orchestrator.tell("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
+    house.sites["edge"].start("s-1")
+    assert house.batches("edge") == 2
+    house.end()
+    house.fates["edge"] = [] if fate is None else [fate]
+    house.begin(running=False)
+    assert house.outcome() == ("done", ["edge"])
+    assert house.batches("cloud") == 1, "it never goes on from the old checkpoint"
+
+
+def test_a_site_that_cannot_be_reached_says_nothing_about_what_has_run_there(house: House) -> None:
+    house.orchestrator.stop()
+    house.relocate()
+    house.sites["cloud"].stop("s-1")
+    house.orchestrator.tell("s", "m1", Stopped())
+    house.orchestrator.tell("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
+    house.sites["edge"].start("s-1")
+    house.end()
+    asked: list[str] = []
+
+    class Unheard:
+        """A site that has not been heard in this life of the orchestrator, for a while."""
+
+        def __init__(self, site: Site) -> None:
+            self._site = site
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "start" and len(asked) < 3:
+                asked.append(name)
+                return _unavailable
+            return getattr(self._site, name)
+
+    house.begin(running=False, behind=Unheard)
+    assert house.outcome() == ("done", ["edge"])
+    assert len(asked) == 3
+
+
+def _unavailable(*args: Any, **named: Any) -> None:
+    raise Unavailable("edge has not been heard yet")
+
+
 @pytest.mark.parametrize("died_in", ["stopping", "copying", "starting"])
 def test_a_successor_finishes_the_relocation(house: House, died_in: str) -> None:
     house.orchestrator.stop()
@@ -184,8 +245,44 @@ def test_a_query_that_keeps_dying_is_left_and_told(house: House) -> None:
     until(lambda: house.orchestrator.error, "it is given up")
     assert isinstance(house.orchestrator.error, Unavailable)
     assert "s-1 at cloud keeps failing" in str(house.orchestrator.error)
-    assert house.batches("cloud") == 1 + RESTARTS
-    assert house.running() == []
+    assert house.batches("cloud") >= 1 + RESTARTS
+
+
+def test_a_query_that_kept_dying_is_tried_again_and_forgiven_when_it_runs(house: House) -> None:
+    house.fates["cloud"] = [SOON] * (RESTARTS + 2)
+    house.sites["cloud"].queries["s-1"].die()  # type: ignore[attr-defined]
+    until(lambda: house.sites["cloud"].failed(), "it is reported")
+    until(lambda: house.running() == ["cloud"], "it is tried again")
+    house.sites["cloud"].queries["s-1"].progress.append(1.0)
+    until(lambda: not house.sites["cloud"].failed(), "it is forgiven")
+
+
+@pytest.mark.parametrize("kind", ["Diverged", "Stale"])
+def test_a_query_that_is_not_where_its_logs_are_is_not_started_again(house: House, kind: str) -> None:
+    query: Any = house.sites["cloud"].queries["s-1"]
+    query.die()
+    query.exception = RuntimeError(f"Traceback\nwhimbrel.core.errors.{kind}: batch 7 is another one\n at java")
+    until(lambda: house.sites["cloud"].failed(), "it is reported")
+    assert house.sites["cloud"].failed() == {"s-1": "batch 7 is another one"}
+    assert house.sites["cloud"].stale == ["s-1"]
+    assert house.batches("cloud") == 1
+
+
+def test_a_checkpoint_that_does_not_fit_is_reported_and_not_run(house: House) -> None:
+    house.fates["edge"] = [STALE]
+    with pytest.raises(Stale, match="is gone"):
+        house.sites["edge"].start("s-2")
+    assert house.sites["edge"].stale == ["s-2"]
+    assert "is gone" in house.sites["edge"].failed()["s-2"]
+    house.sites["edge"].start("s-2", anew=True)
+    assert house.sites["edge"].queries["s-2"].renewed  # type: ignore[attr-defined]
+    assert house.sites["edge"].stale == []
+
+
+def test_a_start_that_an_overloaded_machine_lets_fail_is_tried_again(house: House) -> None:
+    house.fates["edge"] = [OVERLOADED, OVERLOADED]
+    house.sites["edge"].start("s-2")
+    assert house.running() == ["cloud", "edge"]
 
 
 def test_an_error_that_nobody_foresaw_does_not_end_the_watch(house: House) -> None:

@@ -21,7 +21,7 @@ from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Outgoing, Post, Record
+from whimbrel.core.record import Kind, Outgoing, Post, Record, Said
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
@@ -58,13 +58,15 @@ class Hand:
         self.logs, self.name = logs, name
         self.batches: list[tuple[int, int]] = []
         """Where each batch ends, in both lanes of the inbox."""
+        self.planned: tuple[int, int] | None = None
+        """Where the batch ends that has begun and is not committed: it is repeated as it was."""
         self.blobs: list[list[bytes]] = [[] for _ in range(PARTS)]
         """What the parts have committed."""
 
     def batch(self, *, speaks: bool = True, commits: bool = True) -> None:
         """Do what lies in the inbox. It may die before it speaks, or before Spark knows that it has."""
         inbox, number = self.logs.inbox(self.name), len(self.batches)
-        ends = inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL)
+        ends = self.planned = self.planned or (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
         records = [*self._read(Lane.CONTROL, ends[1]), *self._read(Lane.DATA, ends[0])]
         said, posts = [], list[Post]()
         for part in range(PARTS):
@@ -83,9 +85,10 @@ class Hand:
             box = self.logs.savings(self.name) if to == STORE else self.logs.inbox(to)
             box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
         if speaks:
-            self.logs.outbox(self.name).append(wire.pack(said), count=1, **who)
+            self.logs.outbox(self.name).append(wire.pack(Said(said)), count=1, **who)
         if commits:
             self.batches.append(ends)
+            self.planned = None
 
     def _read(self, lane: Lane, end: int) -> Iterator[Record]:
         start = self.batches[-1][lane] if self.batches else 0

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from whimbrel.core.errors import Refused, Trimmed
+from whimbrel.core.errors import Diverged, Refused, Trimmed
 from whimbrel.log import EmbeddedLog, Entry, Lane, Log, MemoryLog
 
 DATA, CONTROL = Lane.DATA, Lane.CONTROL
@@ -90,15 +90,58 @@ def test_entries_keep_the_order_of_their_appends(log: Log) -> None:
 def test_a_repeated_append_changes_nothing(log: Log) -> None:
     write(log, 1, 1)
     before = everything(log)
-    assert log.append(b"again", count=1, writer="a", counter=1) is None
-    assert log.append(b"older", count=1, writer="a", counter=0) is None
+    assert log.append(b"a1", count=1, writer="a", counter=1) is None
+    assert log.append(b"a0", count=1, writer="a", counter=0) is None
     assert everything(log) == before
+
+
+@pytest.mark.parametrize("counter", [0, 1, 2])
+@pytest.mark.parametrize("given", [{"blob": b"other"}, {"count": 2}], ids=["content", "count"])
+def test_a_repetition_with_other_content_is_refused(log: Log, counter: int, given: dict[str, Any]) -> None:
+    write(log, 1, 1, 1)
+    before = everything(log)
+    for replays in (False, True):
+        with pytest.raises(Diverged, match=f"a repeats its append {counter}"):
+            log.append(
+                **{"blob": f"a{counter}".encode(), "count": 1, **given}, writer="a", counter=counter, replays=replays
+            )
+    assert everything(log) == before
+
+
+def test_a_repetition_that_cannot_be_compared_is_refused_unless_its_writer_replays(log: Log) -> None:
+    write(log, 1, 1, 1)
+    log.trim(2)
+    before = everything(log)
+    with pytest.raises(Diverged, match="given up"):
+        log.append(b"a1", count=1, writer="a", counter=1)
+    assert log.append(b"a1", count=1, writer="a", counter=1, replays=True) is None
+    assert log.append(b"a2", count=1, writer="a", counter=2) is None
+    assert everything(log) == before
+
+
+def test_a_number_that_was_left_out_is_no_repetition(log: Log) -> None:
+    log.append(b"a5", count=1, writer="a", counter=5)
+    with pytest.raises(Diverged):
+        log.append(b"a3", count=1, writer="a", counter=3)
+
+
+def test_the_last_append_of_a_writer_is_remembered_for_ever(log: Log) -> None:
+    write(log, 1, 1, writer="a")
+    write(log, 1, writer="b")
+    log.trim(3)
+    write(log, 1, 1, 1, 1, writer="b")  # sweeps
+    assert log.append(b"a1", count=1, writer="a", counter=1) is None
+    with pytest.raises(Diverged):
+        log.append(b"a9", count=1, writer="a", counter=1)
+    assert log.append(b"a2", count=1, writer="a", counter=2) is not None
+    with pytest.raises(Diverged, match="given up"):
+        log.append(b"a1", count=1, writer="a", counter=1)
 
 
 def test_each_writer_has_its_own_counter_and_may_skip_numbers(log: Log) -> None:
     assert log.append(b"a", count=1, writer="a", counter=100) == 0
     assert log.append(b"b", count=1, writer="b", counter=0) == 1
-    assert log.append(b"a", count=1, writer="a", counter=99) is None
+    assert log.append(b"a", count=1, writer="a", counter=99, replays=True) is None
     assert (log.counter("a"), log.counter("b"), log.counter("c")) == (100, 0, -1)
 
 
@@ -144,7 +187,7 @@ def test_counters_and_tail_survive_the_trimming_of_everything(log: Log) -> None:
     write(log, 2, 2)
     log.trim(2)
     assert (log.head(), log.tail(), log.read(2), log.backlog(2), log.advance(2, 9)) == (2, 2, [], 0, 2)
-    assert log.append(b"again", count=2, writer="a", counter=1) is None
+    assert log.append(b"a1", count=2, writer="a", counter=1) is None
     assert log.append(b"new", count=5, writer="a", counter=2) == 2
     assert (log.read(2), log.backlog(2)) == ([Entry(2, 5, b"new")], 5)
 
@@ -233,16 +276,32 @@ class Model(RuleBasedStateMachine):
         self.entries: dict[Lane, list[Entry]] = {lane: [] for lane in Lane}
         self.heads = dict.fromkeys(Lane, 0)
         self.counters: dict[tuple[Lane, str], int] = {}
+        self.taken: dict[tuple[Lane, str, int], Entry] = {}
 
-    @rule(lane=lanes, writer=writers, step=st.integers(-2, 3), count=st.integers(0, 5), blob=st.binary(max_size=9))
+    @rule(lane=lanes, writer=writers, step=st.integers(-2, 3), count=st.integers(0, 2), blob=st.binary(max_size=1))
     def append(self, lane: Lane, writer: str, step: int, count: int, blob: bytes) -> None:
-        counter = max(self.counters.get((lane, writer), -1) + step, 0)
-        new = counter > self.counters.get((lane, writer), -1)
-        expected = len(self.entries[lane]) if new else None
-        if new:
+        last = self.counters.get((lane, writer), -1)
+        counter = max(last + step, 0)
+        append = partial(self.log.append, blob, count=count, writer=writer, counter=counter, lane=lane)
+        if counter > last:
             self.entries[lane].append(Entry(len(self.entries[lane]), count, blob))
             self.counters[lane, writer] = counter
-        assert self.log.append(blob, count=count, writer=writer, counter=counter, lane=lane) == expected
+            self.taken[lane, writer, counter] = self.entries[lane][-1]
+            assert append() == len(self.entries[lane]) - 1
+            return
+        taken = self.taken.get((lane, writer, counter))
+        if taken is not None and taken.position < self.heads[lane] and counter != last:
+            taken = None
+        if taken is not None and taken[1:] == (count, blob):
+            assert append() is append(replays=True) is None
+            return
+        with pytest.raises(Diverged):
+            append()
+        if taken is None:
+            assert append(replays=True) is None
+        else:
+            with pytest.raises(Diverged):
+                append(replays=True)
 
     @rule(lane=lanes, position=positions)
     def trim(self, lane: Lane, position: int) -> None:

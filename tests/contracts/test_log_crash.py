@@ -20,6 +20,7 @@ import pytest
 import whimbrel.log
 from whimbrel.core.errors import Corrupt, NewerFormat, Unavailable
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.embedded import FORMAT
 
 OPEN = """
 import hashlib, os, random, resource, sys
@@ -261,7 +262,7 @@ def test_a_missing_entry_is_corrupt_not_skipped(tmp_path: Path) -> None:
 def test_a_newer_log_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "log")
     newer = sqlite3.connect(tmp_path / "log", isolation_level=None)
-    newer.execute("PRAGMA user_version = 2")
+    newer.execute(f"PRAGMA user_version = {FORMAT + 1}")
     newer.close()
     with pytest.raises(NewerFormat):
         EmbeddedLog(tmp_path / "log")

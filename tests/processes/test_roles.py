@@ -18,7 +18,7 @@ from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, UnknownName
-from whimbrel.core.record import Kind, Left, Opened, Outgoing, Ready, Result
+from whimbrel.core.record import Kind, Left, Opened, Outgoing, Ready, Result, Said
 from whimbrel.log import EmbeddedLog, codec
 from whimbrel.processes.deployment import Deployment
 from whimbrel.processes.gateway import GatewayProcess
@@ -40,7 +40,7 @@ class Place:
         self.server = Server(api)
         self.server.start()
 
-    def start(self, instance: str, wait: bool = True) -> None:
+    def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         self.running[instance] = self.running.get(instance, 0) + 1
 
     def stop(self, instance: str) -> None:
@@ -119,7 +119,7 @@ class House:
         """What an instance of this name writes to its outbox in one batch."""
         outgoing = Outgoing([one for one in said if isinstance(one, Result)], [n for n in said if isinstance(n, KINDS)])
         box = EmbeddedLog(self.data / "logs" / f"outbox-{instance}.db")
-        assert box.append(wire.pack([outgoing]), count=1, writer="by hand", counter=next(self._batch)) is not None
+        assert box.append(wire.pack(Said([outgoing])), count=1, writer="by hand", counter=next(self._batch)) is not None
 
     def heard(self, instance: str) -> list[str]:
         """The markers in an inbox."""

@@ -17,7 +17,7 @@ from whimbrel.log.codec import encode, entry_schema, posts
 from whimbrel.spark.bundle import bundle, unbundle
 from whimbrel.spark.nearby import LARGE, NOWHERE, Nearby
 from whimbrel.spark.processor import OUTGOING, POSTS
-from whimbrel.spark.sink import Sink
+from whimbrel.spark.sink import Sink, outgoing
 from whimbrel.spark.source import placed, row_schema
 
 BIG = b"x" * LARGE
@@ -62,7 +62,7 @@ def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("far", [False, True])
 def test_the_sink_carries_out_what_was_left_as_if_it_had_come(tmp_path: Path, far: bool) -> None:
     nearby = NOWHERE if far else Nearby(str(tmp_path))
-    said = wire.pack(Outgoing([], [], 0, len(BIG)))
+    said = wire.encode(Outgoing([], [], 0, len(BIG)))
     body = wire.encode([(Kind.PARCEL, 3, BIG), (Kind.SHIPPED, 3, b"all")])
     left = nearby.leave(body)
     nearby.leave(BIG + b"of a try that failed")
@@ -76,7 +76,7 @@ def test_the_sink_carries_out_what_was_left_as_if_it_had_come(tmp_path: Path, fa
         (Kind.PARCEL, 4, b"small"),
         (Kind.SHIPPED, 3, b"all"),
     ]
-    assert wire.unpack(outbox.read(0)[0].blob, list[Outgoing])[0].state_bytes == len(BIG)
+    assert outgoing(outbox.read(0)[0])[0].state_bytes == len(BIG)
     assert (bool(left), names(tmp_path)) == (not far, [])
 
 

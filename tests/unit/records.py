@@ -105,6 +105,11 @@ def mark(kind: Kind, move: Move, seq: int, src: str = "r") -> Record:
     return marker(kind, wire.pack(move), src, seq)
 
 
+def started() -> Record:
+    """What a host puts into an inbox when it starts."""
+    return delivered(Post("b", Kind.NUDGE, EVERY_BIN, b""))
+
+
 def delivered(post: Post) -> Record:
     """A post as it comes out of the control lane it was sent to."""
     return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
@@ -118,7 +123,9 @@ def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int 
 
 def shipped(move: Move, part: int = 0, parts: int = 1, parcels: dict[int, int] | None = None) -> Record:
     """A part of the source has sent everything; `parcels`: by bin, how many."""
-    return delivered(Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts, parcels or {}))))
+    return delivered(
+        Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts, sorted((parcels or {}).items()))))
+    )
 
 
 def switch(move: Move) -> Record:

@@ -20,6 +20,7 @@ from tests.unit.records import (
     passed,
     reloaded,
     shipped,
+    started,
     switch,
     switching,
     told,
@@ -154,7 +155,7 @@ def test_after_a_switch_keys_wait_until_their_states_can_be_taken() -> None:
     assert told(instance.apply([data("k", 12, "z", epoch=1)])) == []
     again = part("b")
     again.load(instance.snapshot())
-    out = again.apply([data("k", 13, "!", epoch=1)])
+    out = again.apply([started(), data("k", 13, "!", epoch=1)])
     assert [text for _, text in told(out)] == ["x y", "x y z", "x y z !"], "the right version goes on where it stopped"
     assert notices(out) == ["Ready"]
     assert not again.gathered
@@ -165,11 +166,20 @@ def test_whoever_cannot_take_it_either_keeps_it_and_says_so_again() -> None:
     instance.apply([parcel(PUSH, {"k": luggage(9, "x")}), passed(PUSH), shipped(PUSH)])
     for _ in range(2):
         instance = reloaded(instance)
-        out = instance.apply([data("k", 12, "z", epoch=1)])
+        out = instance.apply([started(), data("k", 12, "z", epoch=1)])
         assert notices(out) == ["Rejected"]
     again = part("b")
     again.load(instance.snapshot())
-    assert told(again.apply([data("k", 13, "!", epoch=1)]))[0] == ("k", "x y")
+    assert told(again.apply([started(), data("k", 13, "!", epoch=1)]))[0] == ("k", "x y")
+
+
+def test_a_batch_that_is_repeated_after_a_restart_does_what_it_did_before() -> None:
+    instance = switched(Counter())
+    instance.apply([parcel(PUSH, {"k": luggage(9, "x")}), passed(PUSH), shipped(PUSH)])
+    again = part("b")  # the right version
+    again.load(instance.snapshot())
+    batch = [data("k", 12, "z", epoch=1)]
+    assert again.apply(batch) == instance.apply(batch) == Emissions(), "what was refused is tried when its host says so"
 
 
 def test_a_damaged_parcel_after_a_switch_lets_no_key_begin_from_nothing() -> None:

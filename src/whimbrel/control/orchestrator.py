@@ -18,7 +18,7 @@ from whimbrel.control.orders import Request
 from whimbrel.control.ports import GatewayPort, SitePort
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Refused, Retry, Stop, Unavailable
+from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Stop, Unavailable, Unstarted
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import (
@@ -299,11 +299,14 @@ class Orchestrator:
         try:
             self._carry_out(stage, id, command)
         except Retry as error:
-            nothing_happened = isinstance(error, Unavailable)
-            if not nothing_happened or not isinstance(command, (machine.CopyCheckpoint, machine.StartInstance)):
+            # Whether an instance has run there is known there alone: a site that cannot be reached says nothing.
+            fails = {machine.CopyCheckpoint: Unavailable, machine.StartInstance: Unstarted}.get(type(command))
+            if fails is None or not isinstance(error, fails):
                 return False  # a log that cannot be written now, an instance that ran there already
             self._stopping.wait(PERIOD)
             self.tell(stage, id, Failed(str(error)))
+        except Stale:  # its site reports it; its keys may be restored elsewhere, which ends this migration
+            return False
         except Exception as error:
             with self._changed:
                 self.error = error
@@ -326,7 +329,7 @@ class Orchestrator:
             case machine.Load(move) if migration.phase == LOADING:
                 self._load(stage, migration)
             case machine.Announce(kind, move, instance):
-                self._post(stage, instance, instance, kind, wire.pack(move), f"coordinator/{id}/{kind.name}")
+                self._post(stage, instance, instance, kind, wire.canonical(move), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move) if move.destination in self.stages[stage].sites:  # or it has been scaled away
                 # Behind all parcels that are under way.
                 self._post(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")

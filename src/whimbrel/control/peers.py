@@ -130,8 +130,8 @@ class RemoteSite:
                 raise Retry(f"site {self.peer.name} is dead: it has not answered")
         return answer.result()
 
-    def start(self, instance: str, wait: bool = True) -> None:
-        self._ask(self._there.start, instance, wait)
+    def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
+        self._ask(self._there.start, instance, wait, anew)
 
     def stop(self, instance: str) -> None:
         with self.starting:

@@ -4,7 +4,8 @@ In `wb.run` a port is the object itself; between processes it is a client that s
 stands here keeps three rules:
 
 1. A call may be repeated: its answer may have been lost.
-2. `Unavailable` means that nothing has happened; any other `Retry`, that it may have.
+2. `Unavailable` means that this call has done nothing; any other `Retry`, that it may have. Neither says anything
+   about an earlier call, by another life of the caller.
 3. Arguments and answers are plain data that `core/wire` can carry, typed by these signatures.
 """
 
@@ -23,8 +24,10 @@ from whimbrel.site.status import SiteStatus
 class SitePort(Protocol):
     """A site, as the orchestrator reaches it. `Site` (site/site.py) says what each call does."""
 
-    def start(self, instance: str, wait: bool = True) -> None:
-        """Run an instance; returns when it serves, unless told not to wait. Nothing happens if it runs."""
+    def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
+        """Run an instance; returns when it serves, unless told not to wait. Nothing happens if it runs. `anew`: from an
+        empty checkpoint. Raises `Unstarted` if it has done nothing since it was brought there, `Stale` if what lies
+        there is not what its logs were made from."""
 
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
@@ -48,7 +51,7 @@ class SitePort(Protocol):
         """Whether nothing is under way on the links that begin here, now."""
 
     def failed(self) -> dict[str, str]:
-        """Instances that keep dying and were left alone, with the reason; as last heard."""
+        """Instances that keep dying, or that must not be started again, with the reason; as last heard."""
 
     def status(self) -> SiteStatus:
         """How things are here, as last heard."""

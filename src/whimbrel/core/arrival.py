@@ -135,8 +135,8 @@ class Arrival(Receiver, tag=True):
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
         if shipped.part not in self.shipped:
-            here = (bin for bin in shipped.parcels if part_of(bin, instance.parts) == instance.part)
-            self.sent += sum(shipped.parcels[bin] for bin in here)
+            here = (number for bin, number in shipped.parcels if part_of(bin, instance.parts) == instance.part)
+            self.sent += sum(here)
         self.shipped.add(shipped.part)
         self.parts = shipped.parts
         self._check_ready(instance, out)

@@ -230,4 +230,5 @@ class Departure(Sender, kw_only=True, tag=True):
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         else:
             self.shipped = True
-            self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts, self.parcels), out)
+            parcels = sorted(self.parcels.items())
+            self.send(instance, Kind.SHIPPED, Shipped(self.move.id, instance.part, instance.parts, parcels), out)

@@ -7,9 +7,12 @@
     │   └── BadRecord          this input cannot be taken in (dead-lettered with its reason)
     ├── Retry              the same call may succeed later; nothing has happened
     │   └── Unavailable        something it needs is not there right now
-    │       └── Full               room on a disk, for instance
+    │       ├── Full               room on a disk, for instance
+    │       └── Unstarted          an instance does not start, and has done nothing since it was brought there
     ├── Stop               data on disk is not what it must be: do not go on, look
     │   ├── Trimmed            a read of what was given up
+    │   ├── Diverged           a repetition that differs from the first time
+    │   ├── Stale              a log, checkpoint or snapshot that is older than what was made from it
     │   ├── Corrupt            bytes that do not decode, or whose checksum is wrong
     │   └── NewerFormat        written by a newer version of Whimbrel
     └── Bug                Whimbrel contradicts itself: please report it, with the story it carries
@@ -71,6 +74,13 @@ class Full(Unavailable):
         super().__init__(f"{self.SIGN}: {why}")
 
 
+class Unstarted(Unavailable):
+    """An instance does not start at a site, and has done no batch there since its checkpoint was copied to it.
+
+    Only the site itself can say so. That a site cannot be reached says nothing about what ran there before.
+    """
+
+
 class Stop(WhimbrelError):
     """Data on disk is not what it must be."""
 
@@ -81,6 +91,20 @@ class Trimmed(Stop):
     def __init__(self, start: int, head: int) -> None:
         self.start, self.head = start, head
         super().__init__(f"position {start} was trimmed; the log now starts at {head}")
+
+
+class Diverged(Stop):
+    """A writer repeats an append with other content than the log took the first time under that number.
+
+    Whoever wrote it is not where it was: an older checkpoint, changed code, an operator that is not deterministic.
+    """
+
+
+class Stale(Stop):
+    """A log, a checkpoint or a snapshot is older than what was made from it: its last part is missing.
+
+    A power failure, a restored backup, an empty volume. Going on would lose or double records without a word.
+    """
 
 
 class Corrupt(Stop):

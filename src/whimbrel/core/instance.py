@@ -131,8 +131,6 @@ class Instance:
         self._moved = False
         self._told = 0
         """How often the epochs had changed when a delta last had them."""
-        self._tries_again = False
-        """Whether what was refused is to be looked at again: by whoever has been started since."""
         self._delta = Delta()
         # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
         self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
@@ -155,8 +153,6 @@ class Instance:
             for record in records:
                 self._serve(record, out)
         else:
-            if self._tries_again:
-                self._try_again(out)
             for record in records:
                 self._handlers[record.kind](self, record, out)
         if self.moves.departures or not is_plain:
@@ -493,7 +489,7 @@ class Instance:
 
     def _try_again(self, out: Emissions) -> None:
         """Look once more at what was refused, in the order in which it came: this may be another version."""
-        self._tries_again, self._moved = False, True
+        self._moved = True
         kept = self.gathered.pop(REFUSED)
         self._delta.gathered[REFUSED] = Gathered(anew=True)
         for role in (*self.moves.arrivals.values(), *self.moves.standbys.values()):
@@ -572,7 +568,10 @@ class Instance:
         self.moves.aborted.discard(wire.unpack(record.body, str))
 
     def _nudge(self, record: Record, out: Emissions) -> None:
-        pass
+        """One without a body comes from the host at its start: it may be another version, so what was refused is tried
+        again. Here and not while loading: a batch that is repeated after a restart must do what it did before."""
+        if not record.body and REFUSED in self.gathered:
+            self._try_again(out)
 
     def _save(self, record: Record, out: Emissions) -> None:
         save = wire.unpack(record.body, Save)
@@ -699,7 +698,7 @@ class Instance:
 
     def post(self, to: str, kind: Kind, body: Any = None, bin: int = EVERY_BIN) -> Post:
         """A message to the control lane of an instance."""
-        return Post(to, kind, bin, wire.pack(body))
+        return Post(to, kind, bin, wire.canonical(body))
 
     # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -802,7 +801,6 @@ class Instance:
         self.state_bytes = sum(len(entry.saved.state) for entry in self.entries.values() if entry.saved)
         self._due = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
         heapify(self._due)
-        self._tries_again = REFUSED in self.gathered
 
     def stored(self, record: Record) -> Buffered:
         """A record that waits, in the form in which it lasts and travels."""

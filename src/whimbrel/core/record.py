@@ -219,8 +219,8 @@ class Shipped(msgspec.Struct, frozen=True, omit_defaults=True):
     move: str
     part: int
     parts: int
-    parcels: dict[int, int] = {}
-    """By bin: how many, where one that cannot be read would not be missed otherwise."""
+    parcels: list[tuple[int, int]] = []
+    """Bins, each with how many, where one that cannot be read would not be missed otherwise."""
 
 
 class Save(msgspec.Struct, frozen=True):
@@ -390,7 +390,7 @@ class Emissions(msgspec.Struct):
     notices: list[Notice] = []
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, array_like=True):
     """In an outbox entry, what one part says about a micro-batch: to the gate, to the orchestrator, to who looks on."""
 
     results: list[Result]
@@ -398,6 +398,22 @@ class Outgoing(msgspec.Struct, frozen=True):
     part: int = 0
     state_bytes: int = 0
     """How much state the part holds."""
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """An outbox entry: what an instance says about a micro-batch, and which part of its inbox the batch has applied.
+
+    The ranges of an outbox's entries follow each other: one that begins before the end of the last has come from
+    somebody who is not where the instance was, and would have its effect twice.
+    """
+
+    outgoing: list[Outgoing]
+    start: dict[str, int] = {}
+    """By lane of the inbox, the first position; empty if this is the first batch of a checkpoint."""
+    end: dict[str, int] = {}
+    """And the first one behind the batch."""
+    renewed: bool = False
+    """No batch: the instance begins anew behind this entry, without the checkpoint it had."""
 
 
 def marker(kind: Kind, body: bytes, src: str, seq: int, ingress_us: int = 0) -> Record:

@@ -175,7 +175,7 @@ def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int])
     """What the destination's control lane gets: that keys will come, a parcel for each version and each key without
     one, and that this was all. A large one comes in pieces."""
     to, left = move.destination, dict(delivered)
-    yield Post(to, Kind.RESTORE, EVERY_BIN, wire.pack(move))
+    yield Post(to, Kind.RESTORE, EVERY_BIN, wire.canonical(move))
     for version in versions:
         key, bin = version.key, version.bin
         luggage = version.unpacked()
@@ -184,7 +184,7 @@ def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int])
         for piece in range(pieces):
             state = luggage.state[piece * move.chunk : (piece + 1) * move.chunk]
             load = {key: msgspec.structs.replace(luggage, state=state)}
-            yield Post(to, Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, load, piece, pieces, delivered=known)))
+            yield Post(to, Kind.PARCEL, bin, wire.canonical(Parcel(move.id, bin, load, piece, pieces, delivered=known)))
     for key, seq in left.items():
-        yield Post(to, Kind.PARCEL, bin_of(key), wire.pack(Parcel(move.id, bin_of(key), {}, delivered={key: seq})))
-    yield Post(to, Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, 0, 1)))
+        yield Post(to, Kind.PARCEL, bin_of(key), wire.canonical(Parcel(move.id, bin_of(key), {}, delivered={key: seq})))
+    yield Post(to, Kind.SHIPPED, EVERY_BIN, wire.canonical(Shipped(move.id, 0, 1)))

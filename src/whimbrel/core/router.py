@@ -139,7 +139,7 @@ class Router:
             else:
                 routed[owner] = [record]
         for id, keys in hints.items():
-            hint = marker(Kind.HINT, wire.pack((id, keys)), self.name, records[-1].seq, records[-1].ingress_us)
+            hint = marker(Kind.HINT, wire.canonical((id, keys)), self.name, records[-1].seq, records[-1].ingress_us)
             routed.setdefault(self.moving[id].source, []).append(hint)
         routed.pop(NOBODY, None)
         return routed
@@ -149,14 +149,14 @@ class Router:
         tick = Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, event_us, now_us, b"")
         for move in self.moving.values():
             if move.hold:
-                self.held[move.id].append(tick._replace(body=wire.pack(move)))
+                self.held[move.id].append(tick._replace(body=wire.canonical(move)))
         return {instance: [tick] for instance in self._concerned()}
 
     def save(self, save: Save, seq: int, now_us: int = 0) -> Routed:
         """Tell everybody who may have keys of ours to save them. What is held back has been given to nobody yet."""
         held = [records[0].seq for records in self.held.values() if records]
         bound = min([save.bound, *(first - 1 for first in held)])
-        order = marker(Kind.SAVE, wire.pack(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
+        order = marker(Kind.SAVE, wire.canonical(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
         return {instance: [order] for instance in self._concerned()}
 
     def owners(self) -> set[str]:
@@ -188,7 +188,7 @@ class Router:
             self._hand_over(move, seq)
         self._finish(move.id)
         if isinstance(command, Restore):
-            return {owner: [marker(kind, wire.pack(move), self.name, seq, now_us)]}
+            return {owner: [marker(kind, wire.canonical(move), self.name, seq, now_us)]}
         routed = self._markers(kind, move, seq, now_us)
         routed[owner].extend(self._stamped(record) for record in self.held.pop(move.id, []))
         return routed
@@ -202,7 +202,7 @@ class Router:
         """What the destination gets of an older entry of our log, ahead of what `apply` answers to the command."""
         move, since = command.move, command.since.get(self.name, 0)
         if records[0].kind == Kind.TICK:
-            return [record._replace(body=wire.pack(move)) for record in records if record.seq >= since]
+            return [record._replace(body=wire.canonical(move)) for record in records if record.seq >= since]
         return [
             record._replace(epoch=move.epoch)
             for record in records
@@ -219,7 +219,9 @@ class Router:
             self._finish(id)
             self.held.pop(id, None)
         self.table.orphan(move, NOBODY)
-        return {name: [marker(Kind.DISCARD, wire.pack(move), self.name, seq, now_us)] for name in sorted(move.parties)}
+        return {
+            name: [marker(Kind.DISCARD, wire.canonical(move), self.name, seq, now_us)] for name in sorted(move.parties)
+        }
 
     def _hand_over(self, move: Move, seq: int) -> None:
         self.table.hand_over(move)
@@ -231,7 +233,7 @@ class Router:
         self.finished.add(id)
 
     def _markers(self, kind: Kind, move: Move, seq: int, now_us: int) -> Routed:
-        record = marker(kind, wire.pack(move), self.name, seq, now_us)
+        record = marker(kind, wire.canonical(move), self.name, seq, now_us)
         return {move.source: [record], move.destination: [record]}
 
     def _stamped(self, record: Record) -> Record:

@@ -7,12 +7,16 @@ order. So a gateway that died is rebuilt by replaying the log from its last snap
 inboxes recognise by the gateway's name and the ingress position. An append that fails without a death is made good the
 same way, before anything else takes its turn: an inbox takes a lower position after a higher one for a repetition.
 
+An entry has a bounded number of records. What a router gives on at once may have more (a `pause` of a busy key): it
+becomes several entries, numbered by the ingress position and their place.
+
 If there is a central store, the log is trimmed only as far as everything is in savings that count (core/saving.py): the
 keys of a lost instance are restored from versions, and from the log behind them.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +42,9 @@ _KINDS: dict[type, Kind] = {
     Restore: Kind.RESTORE,
 }
 _COMMANDS = {kind: command for command, kind in _KINDS.items()}
+
+MOST = 1 << 16
+"""Records in an inbox entry at most."""
 
 
 class Snapshot(msgspec.Struct):
@@ -84,6 +91,11 @@ class Gateway:
         """Routed, but not in its inbox yet: inbox, blob, number of records, ingress position."""
         self._unsure = False
         """An append has failed: the ingress log may have more than was routed, an inbox less."""
+        self._blank = copy.deepcopy(router)
+        self._snapshot: bytes | None = None
+        """The router as it was before anything came, and its last snapshot that is durable."""
+        self._is_lost = False
+        """Something failed while the router was at work: it may have routed half of an entry."""
         self._latest_us = self._told_us = 0
         self.sent = 0
         self.received = self.received_bytes = 0
@@ -99,6 +111,8 @@ class Gateway:
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
         """
         with self._turn():
+            if counter <= self.ingress.counter(writer):  # stamped with another moment then: it cannot be compared
+                return False
             base = self.ingress.tail() * codec.ROWS
             now = self._clock_us()
             records = [
@@ -108,15 +122,16 @@ class Gateway:
             blob = codec.encode(records, self._schema)
             self._note_keys([key for key, _, _ in events if key not in self.keys])
             position = self.ingress.append(blob, count=len(records), writer=writer, counter=counter)
-            if position is None:
-                return False
+            assert position is not None, "nobody else writes to an ingress log"
             self._latest_us = max(self._latest_us, max(record.event_us for record in records))
             self.sent += len(records)
             self.received_bytes += len(blob)
             self.received += len(records)
-            routed = self.router.route(records)
-            is_all = sum(map(len, routed.values())) == len(records)
-            self._append(routed, position, blob if is_all else None)
+            with self._routing():
+                routed = self.router.route(records)
+                is_all = sum(map(len, routed.values())) == len(records)
+                self._enqueue(routed, position, blob if is_all else None)
+            self._flush()
             return True
 
     def _note_keys(self, fresh: list[str]) -> None:
@@ -188,12 +203,16 @@ class Gateway:
 
     def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> int | None:
         with self._turn():
+            if counter <= self.ingress.counter(writer):
+                return None
             seq = self.ingress.tail() * codec.ROWS
             record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
             blob = codec.encode([record], self._schema)
             position = self.ingress.append(blob, count=1, writer=writer, counter=counter)
-            if position is not None:
-                self._append(self._apply(record), position)
+            assert position is not None, "nobody else writes to an ingress log"
+            with self._routing():
+                self._enqueue(self._apply(record), position)
+            self._flush()
             return position
 
     # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,25 +243,43 @@ class Gateway:
                 blob = codec.encode(records, self._schema)
                 inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
 
-    def _append(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
-        self._routed = position + 1
+    def _enqueue(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
+        unsent = []
         for name, records in routed.items():
             # While nothing has moved, all records go to one inbox just as they are: no need to encode them twice.
             same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
-            whole = blob if same and not any(record.epoch for record in records) else None
-            whole = whole or codec.encode(records, self._schema)
-            self._unsent.append((name, whole, len(records), position))
-            for move in self.router.moving.values():
-                if name == move.destination and move.routing == "dual":
-                    twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
-                    self.doubled[move.id] += twice * len(whole) // len(records)
-        self._flush()
+            if same and len(records) <= MOST and not any(record.epoch for record in records):
+                assert blob is not None
+                unsent.append((name, blob, len(records), position * codec.ROWS))
+                continue
+            for piece, first in enumerate(range(0, len(records), MOST), position * codec.ROWS):
+                some = records[first : first + MOST]
+                whole = codec.encode(some, self._schema)
+                unsent.append((name, whole, len(some), piece))
+                self._count_doubled(name, some, len(whole))
+        self._unsent += unsent
+        self._routed = position + 1
+
+    def _count_doubled(self, name: str, records: list[Record], size: int) -> None:
+        for move in self.router.moving.values():
+            if name == move.destination and move.routing == "dual":
+                twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
+                self.doubled[move.id] += twice * size // len(records)
 
     def _flush(self) -> None:
         while self._unsent:
-            name, blob, count, position = self._unsent[0]
-            self._inbox_of(name).append(blob, count=count, writer=self.name, counter=position)
+            name, blob, count, number = self._unsent[0]
+            self._inbox_of(name).append(blob, count=count, writer=self.name, counter=number, replays=True)
             self._unsent.popleft()
+
+    @contextmanager
+    def _routing(self) -> Iterator[None]:
+        """What fails amid the router's work leaves it half way through an entry: it is rebuilt before the next turn."""
+        try:
+            yield
+        except BaseException:
+            self._is_lost = True
+            raise
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -251,6 +288,8 @@ class Gateway:
             try:
                 if self._unsure:
                     self._flush()
+                    if self._is_lost:
+                        self._restore(self._snapshot)
                     self._replay_all()
                     self._unsure = False
                 yield
@@ -271,6 +310,7 @@ class Gateway:
 
     def saved(self, blob: bytes) -> None:
         """A snapshot is safe: what lies before it in the ingress log is no longer needed, nor what is covered."""
+        self._snapshot = blob
         if self.keep:
             return
         snapshot = wire.unpack(blob, Snapshot)
@@ -282,14 +322,19 @@ class Gateway:
         with self._lock:
             for entry in self._known.read(0):
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
-            self._routed = self.ingress.head()
-            if blob is not None:
-                saved = wire.unpack(blob, Snapshot)
-                self.router.restore(saved.router)
-                self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
-                if self._coverage is not None:
-                    self._coverage.covered = -1 if saved.covered is None else saved.covered
+            self._restore(blob)
             self._replay_all()
+
+    def _restore(self, blob: bytes | None) -> None:
+        """Put router and position back to a snapshot; None: to the beginning."""
+        self.router, self._is_lost = copy.deepcopy(self._blank), False
+        self._routed, self._snapshot, self.sent = self.ingress.head(), blob, 0
+        if blob is not None:
+            saved = wire.unpack(blob, Snapshot)
+            self.router.restore(saved.router)
+            self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
+            if self._coverage is not None:
+                self._coverage.covered = -1 if saved.covered is None else saved.covered
 
     def _replay_all(self) -> None:
         for entry in self.ingress.read(self._routed):
@@ -298,11 +343,12 @@ class Gateway:
     def _replay(self, entry: Entry) -> None:
         records = _numbered(entry)
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
-        if records[0].kind == Kind.DATA:
-            self.sent += len(records)
-            self._append(self.router.route(records), entry.position)
-        else:
-            self._append(self._apply(records[0]), entry.position)
+        with self._routing():
+            is_data = records[0].kind == Kind.DATA
+            routed = self.router.route(records) if is_data else self._apply(records[0])
+            self._enqueue(routed, entry.position)
+        self.sent += len(records) if is_data else 0
+        self._flush()
 
 
 def _numbered(entry: Entry) -> list[Record]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from whimbrel.core.errors import Corrupt, NewerFormat
+from whimbrel.core.errors import Bug, Corrupt, NewerFormat
 from whimbrel.core.record import Kind, Record
 from whimbrel.log.contract import Entry
 
@@ -49,6 +49,8 @@ _CONTROL = entry_schema(pa.schema([]))
 
 def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
     """The blob of some records; `schema` as `entry_schema` gave it. A data record's body is a sequence of columns."""
+    if len(records) > ROWS:
+        raise Bug(f"an entry has at most {ROWS} records, or their offsets would overlap: got {len(records)}")
     _, kinds, bins, keys, seqs, epochs, srcs, events, ingresses, bodies = zip(*records, strict=True)
     width = len(schema) - len(_META)
     blank = (None,) * width

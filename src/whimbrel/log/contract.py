@@ -17,7 +17,10 @@ Rules every backend keeps (tests/contracts/test_log.py runs them over each one):
 
 1. Order: a lane's entries have one order, the same for every reader, for ever.
 2. Idempotence: each writer numbers its appends to a lane with a counter that only grows. An append whose counter is
-   not above the writer's last one changes nothing. So a writer that cannot know whether its append arrived repeats it.
+   not above the writer's last one is a repetition: it changes nothing. So a writer that cannot know whether its append
+   arrived repeats it. A repetition is proven: the log remembers number and checksum of each entry that it still has,
+   and of each writer's last. Other content under a number it remembers is `Diverged`. So is a number below the last
+   that it does not remember, unless the writer says that it `replays`: it starts from a snapshot and may be far behind.
 3. Atomicity: an entry is there whole or not at all, whatever dies.
 4. Durability: when `append` returns, the entry survives the death of every process.
 5. Lanes: `DATA` and `CONTROL` are two rulers in one log, independent in positions, counters and trimming.
@@ -30,6 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple, Protocol
+
+from whimbrel.core.errors import Diverged
 
 
 class Lane(IntEnum):
@@ -50,10 +55,13 @@ class Entry(NamedTuple):
 class Appendable(Protocol):
     """A log as its writers see it, or the way to one."""
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
+    ) -> int | None:
         """Append one entry of `count` records; return its position, or None if this counter was appended before.
 
         If it raises `Unavailable`, the entry may still turn up: repeat the append, and take None for success.
+        `replays`: the writer may repeat appends that the log has trimmed, and cannot compare any more.
         """
 
 
@@ -93,6 +101,15 @@ class Log(Appendable, Protocol):
 
     def close(self) -> None:
         """Release what this object holds; the log itself stays, and using the object again opens it again."""
+
+
+def diverged(log: str, writer: str, counter: int, last: int, taken: str, given: str) -> Diverged:
+    """The error for a repetition that is none; both sides are named."""
+    return Diverged(
+        f"{log}: {writer} repeats its append {counter} (its last is {last}) with other content: "
+        f"the log took {taken}, now it is given {given}. The writer runs from an older checkpoint, with changed code, "
+        "or with an operator that is not deterministic; nothing was appended"
+    )
 
 
 def fitting(sizes: Iterable[int], size: int) -> int:

@@ -27,10 +27,10 @@ from pathlib import Path
 from zlib import crc32
 
 from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
-from whimbrel.log.contract import Entry, Lane, fitting
+from whimbrel.log.contract import Entry, Lane, diverged, fitting
 from whimbrel.log.forks import FORKS
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
 
 SWEEP = 2  # trimmed entries that an append takes away: more than one, so that sweeping catches up with writing
@@ -43,11 +43,13 @@ PRAGMA synchronous = NORMAL;
 BEGIN;
 CREATE TABLE lanes (lane INTEGER PRIMARY KEY, head INTEGER NOT NULL, tail INTEGER NOT NULL, records INTEGER NOT NULL);
 CREATE TABLE entries (lane INTEGER NOT NULL, position INTEGER NOT NULL, before INTEGER NOT NULL,
-                      count INTEGER NOT NULL, checksum INTEGER NOT NULL, blob BLOB NOT NULL,
+                      count INTEGER NOT NULL, checksum INTEGER NOT NULL,
+                      writer TEXT NOT NULL, counter INTEGER NOT NULL, blob BLOB NOT NULL,
                       PRIMARY KEY (lane, position));
 CREATE INDEX reach ON entries (lane, before, position);
+CREATE INDEX taken ON entries (lane, writer, counter);
 CREATE TABLE writers (lane INTEGER NOT NULL, writer TEXT NOT NULL, counter INTEGER NOT NULL,
-                      PRIMARY KEY (lane, writer)) WITHOUT ROWID;
+                      count INTEGER NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (lane, writer)) WITHOUT ROWID;
 INSERT INTO lanes VALUES {", ".join(f"({lane.value}, 0, 0, 0)" for lane in Lane)};
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {FORMAT};
@@ -76,25 +78,29 @@ class EmbeddedLog:
         with self._transaction("BEGIN"):
             pass  # a file that is no log is found out here, not at the first append
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
+    ) -> int | None:
         if count < 0:
             raise Refused(f"an entry cannot hold {count} records")
+        given = (count, crc32(blob))
         with self._transaction("BEGIN IMMEDIATE") as db:
-            if counter <= _counter(db, writer, lane):
-                return None
             head, tail, records = _ruler(db, lane)
+            last = _counter(db, writer, lane)
+            if counter <= last:
+                taken = _taken(db, writer, counter, lane, head)
+                if taken != given and not (taken is None and replays):
+                    raise diverged(str(self.path), writer, counter, last, _told(taken), _told(given))
+                return None
             db.execute(
                 "DELETE FROM entries WHERE rowid IN"
                 " (SELECT rowid FROM entries WHERE lane = ? AND position < ? ORDER BY position LIMIT ?)",
                 (lane, head, SWEEP),
             )
-            entry = (lane, tail, records, count, crc32(blob), blob)
-            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", entry)
+            entry = (lane, tail, records, *given, writer, counter, blob)
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
             db.execute("UPDATE lanes SET tail = ?, records = ? WHERE lane = ?", (tail + 1, records + count, lane))
-            db.execute(
-                "INSERT INTO writers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET counter = excluded.counter",
-                (lane, writer, counter),
-            )
+            db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?, ?, ?, ?)", (lane, writer, counter, *given))
         return tail
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
@@ -216,6 +222,8 @@ def _connect(path: Path, synchronous: str, timeout: float) -> sqlite3.Connection
             raise Corrupt(f"{path}: not a log")
         if version > FORMAT:
             raise NewerFormat(f"{path}: format {version}, this Whimbrel knows {FORMAT}")
+        if version < FORMAT:
+            raise Corrupt(f"{path}: format {version} of an older Whimbrel, this one reads {FORMAT}; start anew")
         db.execute(f"PRAGMA synchronous = {synchronous}")
     except BaseException:
         db.close()
@@ -260,6 +268,21 @@ def _furthest(db: sqlite3.Connection, limit: int, lane: Lane) -> int:
 def _counter(db: sqlite3.Connection, writer: str, lane: Lane) -> int:
     row = db.execute("SELECT counter FROM writers WHERE lane = ? AND writer = ?", (lane, writer)).fetchone()
     return -1 if row is None else int(row[0])
+
+
+def _taken(db: sqlite3.Connection, writer: str, counter: int, lane: Lane, head: int) -> tuple[int, int] | None:
+    """Count and checksum of what a writer appended under this counter, if the log remembers it."""
+    found: tuple[int, int] | None = db.execute(
+        "SELECT count, checksum FROM writers WHERE lane = ?1 AND writer = ?2 AND counter = ?3"
+        " UNION ALL SELECT count, checksum FROM entries"
+        " WHERE lane = ?1 AND writer = ?2 AND counter = ?3 AND position >= ?4",
+        (lane, writer, counter, head),
+    ).fetchone()
+    return found
+
+
+def _told(taken: tuple[int, int] | None) -> str:
+    return "an entry that it has given up" if taken is None else f"{taken[0]} records with checksum {taken[1]:08x}"
 
 
 def _translated(error: sqlite3.Error, path: Path) -> WhimbrelError:

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 
 from whimbrel.core.errors import Refused, Trimmed
-from whimbrel.log.contract import Entry, Lane, fitting
+from whimbrel.log.contract import Entry, Lane, diverged, fitting
 
 
 class MemoryLog:
@@ -20,17 +20,29 @@ class MemoryLog:
         self._rulers = [_Ruler() for _ in Lane]
         self._lock = threading.Lock()
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
+    ) -> int | None:
         if count < 0:
             raise Refused(f"an entry cannot hold {count} records")
         ruler = self._rulers[lane]
         with self._lock:
-            if counter <= ruler.counters.get(writer, -1):
+            last = ruler.counters.get(writer, -1)
+            if counter <= last:
+                taken = ruler.taken.get((writer, counter))
+                if taken is None and replays:
+                    return None
+                if taken is None or taken[1:] != (count, blob):
+                    raise diverged("memory log", writer, counter, last, _told(taken), _told(Entry(-1, count, blob)))
                 return None
             position = ruler.tail
             ruler.entries.append(Entry(position, count, blob))
             ruler.totals.append(ruler.totals[-1] + count)
+            if last >= 0 and ruler.taken[writer, last].position < ruler.head:
+                del ruler.taken[writer, last]
             ruler.counters[writer] = counter
+            ruler.taken[writer, counter] = ruler.entries[-1]
+            ruler.writers.append((writer, counter))
             ruler.tail += 1
             return position
 
@@ -76,7 +88,10 @@ class MemoryLog:
             gone = min(position - ruler.head, len(ruler.entries))
             if gone > 0:
                 ruler.head += gone
-                del ruler.entries[:gone], ruler.totals[:gone]
+                for writer, counter in ruler.writers[:gone]:
+                    if counter != ruler.counters[writer]:  # a writer's last append is remembered for ever
+                        del ruler.taken[writer, counter]
+                del ruler.entries[:gone], ruler.totals[:gone], ruler.writers[:gone]
 
     def close(self) -> None:
         pass
@@ -85,7 +100,7 @@ class MemoryLog:
 class _Ruler:
     """One lane: what is readable, and what the contract needs to know of what is not."""
 
-    __slots__ = ("counters", "entries", "head", "tail", "totals")
+    __slots__ = ("counters", "entries", "head", "tail", "taken", "totals", "writers")
 
     def __init__(self) -> None:
         self.head = self.tail = 0
@@ -93,8 +108,15 @@ class _Ruler:
         # totals[i] is how many records were ever written before entries[i]; the one item more is for the tail.
         self.totals = [0]
         self.counters: dict[str, int] = {}
+        # By writer and counter, what each entry that is still there holds, and each writer's last one.
+        self.taken: dict[tuple[str, int], Entry] = {}
+        self.writers: list[tuple[str, int]] = []
 
     def index(self, start: int) -> int:
         if start < self.head:
             raise Trimmed(start, self.head)
         return start - self.head
+
+
+def _told(entry: Entry | None) -> str:
+    return "an entry that it has given up" if entry is None else f"{entry.records} records, {str(entry.blob)[:200]}"

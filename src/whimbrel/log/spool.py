@@ -16,6 +16,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 import msgspec
 
@@ -31,10 +32,11 @@ LARGE = 256 << 10
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
-    """What a data entry says: posts as `wire.pack` makes them, or in which file they are."""
+    """What a data entry says: posts as `wire.pack` makes them, or in which file they are, with its checksum."""
 
     posts: bytes
     file: str = ""
+    checksum: int = 0
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -52,20 +54,23 @@ class Spool:
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
+    ) -> int | None:
         """Take posts over. An entry counts as many as it has bytes: how far behind a spool is, is told in bytes."""
         spooled = Spooled(blob)
         if self._folder is not None and len(blob) >= LARGE:
-            if counter <= self._log.counter(writer):  # its file may be gone, and must not be there again
-                return None
-            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}")
-            _write(self._folder / spooled.file, blob)
+            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
+            if counter > self._log.counter(writer):  # or its file may be gone, and must not be there again
+                _write(self._folder / spooled.file, blob)
         return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter)
 
     def confirm(self, saved: Saved, at_us: int) -> None:
         """A saving counts. It may be heard more than once."""
-        blob, writer = wire.pack(Confirmed(saved, at_us)), f"{saved.src}/{saved.part}"
-        self._log.append(blob, count=1, writer=writer, counter=saved.number, lane=Lane.CONTROL)
+        writer = f"{saved.src}/{saved.part}"
+        if saved.number > self._log.counter(writer, Lane.CONTROL):
+            blob = wire.pack(Confirmed(saved, at_us))
+            self._log.append(blob, count=1, writer=writer, counter=saved.number, lane=Lane.CONTROL)
 
     # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -30,7 +30,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Retry
 from whimbrel.core.gate import Gate, Letter
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
+from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
 from whimbrel.log import codec
 from whimbrel.log.contract import Log
 from whimbrel.log.disk import is_full, pauses
@@ -231,7 +231,7 @@ class Outlet:
         for name, outbox in list(self.outboxes.items()):
             for entry in outbox.read(self.positions.get(name, outbox.head())):
                 places = count(entry.position * codec.ROWS)
-                for outgoing in wire.unpack(entry.blob, list[Outgoing]):
+                for outgoing in wire.unpack(entry.blob, Said).outgoing:
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
@@ -310,5 +310,6 @@ class Outlet:
             sink.committed()
         for name, position in self._dirty.items():
             if name in self.outboxes:
-                self.outboxes[name].trim(position)
+                # The last entry stays: its range says how far the instance has come.
+                self.outboxes[name].trim(position - 1)
         self._dirty, self._told, self._committed = {}, False, time.monotonic()

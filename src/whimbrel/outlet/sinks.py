@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -215,8 +215,10 @@ class StageSink(_Plain):
     """The next stage: results become its records.
 
     What is to be handed on is part of the mark, and is handed on once the mark is safe; after a crash it is handed on
-    again, under the same number, which the next stage's ingress log recognises.
+    again, under the same numbers, which the next stage's ingress log recognises. A number stands for `MOST` results.
     """
+
+    MOST: ClassVar[int] = 50_000
 
     def __init__(self, ingest: Callable[[list[Result], int], None]) -> None:
         self._ingest, self._number = ingest, 0
@@ -236,10 +238,10 @@ class StageSink(_Plain):
         return {"number": self._number, "pending": self._pending}
 
     def committed(self) -> None:
-        if self._pending:
-            self._ingest(self._pending, self._number)
+        while self._pending:
+            self._ingest(self._pending[: self.MOST], self._number)
             self._number += 1
-            self._pending = []
+            self._pending = self._pending[self.MOST :]
 
     def close(self) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from whimbrel.core.gate import Gate, Letter
-from whimbrel.core.instance import Instance
+from whimbrel.core.instance import REFUSED, Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, part_of
 from whimbrel.core.protocols.machine import Command
 from whimbrel.core.record import (
@@ -175,7 +175,7 @@ class GatewayActor(Actor):
             if isinstance(content, list):
                 self.world.maybe_die()
                 records = self.router.replayed(command, content)
-                inbox.append(records, count=1, writer=writer, counter=entry.position)
+                inbox.append(records, count=1, writer=writer, counter=entry.position, replays=True)
                 self.world.tally["records replayed"] += len(records)
 
     def seq_of(self, position: int) -> int:
@@ -184,7 +184,7 @@ class GatewayActor(Actor):
 
     def append(self, name: str, records: list[Record], position: int) -> None:
         """Write one inbox's share of an ingress entry."""
-        self.world.inboxes[name].append(records, count=1, writer=self.name, counter=position)
+        self.world.inboxes[name].append(records, count=1, writer=self.name, counter=position, replays=True)
 
 
 class InstanceActor(Actor):
@@ -206,6 +206,10 @@ class InstanceActor(Actor):
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.deltas, strict=True):
             part.load(deltas)
+        if any(REFUSED in part.gathered for part in self.parts):  # a start is a record, as the real host makes it
+            nudge, inbox = as_record(Post(self.name, Kind.NUDGE, EVERY_BIN, b"")), self.world.inboxes[self.name]
+            number = inbox.counter("start", Lane.CONTROL) + 1
+            inbox.append([nudge], count=1, writer="start", counter=number, lane=Lane.CONTROL)
 
     def work(self) -> bool:
         if not self.running:

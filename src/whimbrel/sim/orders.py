@@ -194,7 +194,7 @@ class CoordinatorActor(Actor):
                 if migration.phase == LOADING:
                     self._load(id, command)
             case machine.Announce(kind, move, instance):
-                self._post(Post(instance, kind, EVERY_BIN, wire.pack(move)), f"coordinator/{id}/{kind.name}")
+                self._post(Post(instance, kind, EVERY_BIN, wire.canonical(move)), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move):
                 self._post(Post(move.destination, Kind.FORGET, EVERY_BIN, wire.pack(move.id)), f"coordinator/{id}")
             case machine.StopInstance(instance):

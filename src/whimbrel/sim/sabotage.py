@@ -31,9 +31,10 @@ def _markers_beside(self: GatewayActor, name: str, records: list[Record], positi
     """Markers travel in the control lane: nothing gets lost, but they have no place between the records any more."""
     inbox = self.world.inboxes[name]
     marks = [record for record in records if record.kind in (Kind.BEGIN, Kind.CUTOVER, Kind.ABORT)]
-    inbox.append([record for record in records if record not in marks], count=1, writer=self.name, counter=position)
+    data = [record for record in records if record not in marks]
+    inbox.append(data, count=1, writer=self.name, counter=position, replays=True)
     if marks:
-        inbox.append(marks, count=1, writer=self.name, counter=position, lane=Lane.CONTROL)
+        inbox.append(marks, count=1, writer=self.name, counter=position, lane=Lane.CONTROL, replays=True)
 
 
 def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from heapq import heappush, heapreplace
 from math import log
 from typing import Any
+from zlib import crc32
 
 from whimbrel.core.record import Kind, Record
 from whimbrel.log.memory import MemoryLog
@@ -55,8 +56,8 @@ class World:
         self.tally: Counter[str] = Counter()
         """How often what the simulator is there for has happened."""
         # A generator of its own, so that histories without damage are what they were before there was any.
-        self._harm = random.Random(f"harm/{seed}/{protocol}")
-        self.is_harmful = chaos and protocol in UNDONE and self._harm.random() < 0.2
+        self._harm = f"harm/{seed}/{protocol}"
+        self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int, Actor]] = []
 
@@ -138,8 +139,10 @@ class World:
         vars(self).clear()
 
     def carried(self, record: Record) -> Record:
-        """A post as it arrives: damaged, once in a while."""
-        if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED) or self._harm.random() > 0.2:
+        """A post as it arrives: damaged, once in a while, and then each time that it is sent."""
+        if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED):
+            return record
+        if random.Random(f"{self._harm} {crc32(record.body)}").random() > 0.2:
             return record
         self.tally["parcels damaged"] += 1
         return record._replace(body=record.body[:-1] + bytes((record.body[-1] ^ 1,)))

@@ -119,6 +119,8 @@ class Links:
         way = self._way(source, destination, pair)
         if way is None:
             inbox = self._inbox_of(destination)
+            if self._spool(pair).exists() and inbox.counter(writer, Lane.CONTROL) >= number(counter):
+                return None  # it came through the spool, maybe in pieces, with which the whole cannot be compared
             at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
             if at is not None and pair[0] != pair[1]:
                 with self._lock:
@@ -220,5 +222,7 @@ class LinkedInbox:
     def __init__(self, links: Links, source: str, destination: str) -> None:
         self._links, self._source, self._destination = links, source, destination
 
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL) -> int | None:
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
+    ) -> int | None:
         return self._links.post(self._source, self._destination, blob, count, writer, counter)

@@ -3,12 +3,19 @@
     <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
 
 The site obeys; what is to run where is decided by the orchestrator. Whatever runs here and dies is started again here,
-though: that takes no decision, and must not wait for anybody. While its disk is full the site stands still: no query
-begins a batch, and one that the full disk has ended is tried again until there is room.
+though: that takes no decision, and must not wait for anybody. One that keeps dying is reported, and tried again after
+pauses that grow. While its disk is full the site stands still: no query begins a batch, and one that the full disk has
+ended is tried again until there is room.
+
+An instance whose checkpoint does not fit its logs (spark/checkpoint.py), or whose batch differs from what it said the
+first time, is not started again: that would lose or double records. It is reported as stale until it is ordered to
+begin anew, or its keys are restored elsewhere.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import threading
 import time
@@ -17,10 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whimbrel.core.errors import Full, Retry, Unavailable
+from whimbrel.core.errors import Diverged, Full, Retry, Stale, Stop, Unavailable, Unstarted
 from whimbrel.log.disk import SIGNS, Disk, is_full, pauses
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
+from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.query import StageQuery
 
 Make = Callable[[str, Path], StageQuery]
@@ -29,14 +37,20 @@ Make = Callable[[str, Path], StageQuery]
 PERIOD = 0.2
 RESTARTS = 3
 PATIENCE = 300.0
-"""An instance whose query dies more than so often within so many seconds is left alone."""
+"""An instance whose query dies more than so often within so many seconds is reported, and tried again less often."""
+AT_START = 3
+"""How often a start is tried that fails as it does on an overloaded machine."""
+OVERLOADED = ("failed to connect back", "exited unexpectedly")
+"""What Spark says of a Python worker then."""
+COPIED = "copied.json"
+"""In a checkpoint that was copied here: up to which batch it went then."""
 CALM = 60.0
 """Seconds after which a query that was started on a disk with room is believed, though it had no batch to do."""
 
 
 @dataclass
 class Tries:
-    """An instance that a full disk has ended: why, when it is tried again, and when it was last started."""
+    """An instance that is tried again: why, when the next time, and when it was last started."""
 
     why: str
     due: float | None = None
@@ -58,6 +72,8 @@ class Site:
         """By instance, where it runs, as the orchestrator last said."""
         self.error: Exception | None = None
         self._failed: dict[str, str] = {}
+        self._stale: dict[str, str] = {}
+        self._copying: dict[str, threading.Lock] = {}
         self._deaths: dict[str, list[float]] = {}
         self._awaited: set[str] = set()
         self._past: list[float] = []
@@ -81,37 +97,43 @@ class Site:
 
     # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, instance: str, wait: bool = True) -> None:
+    def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         """Run an instance, from its checkpoint if it has one here; returns when it serves, unless told not to wait.
 
-        Nothing happens if it runs. What cannot be started raises `Unavailable`, and nothing has run; what ran and then
-        stopped raises `Retry`: its checkpoint has moved on, here and nowhere else.
+        Nothing happens if it runs. What does not start raises `Unstarted` if it has done no batch since its checkpoint
+        was copied here, in this life of the site or an earlier one; else `Retry`: its checkpoint has moved on, here
+        and nowhere else. `anew`: from an empty checkpoint, without the state of its keys, if it does not run.
         """
-        begun = self._batches_begun(instance)
-        with self._changing:
-            if instance in self.queries and self.queries[instance].is_active:
-                return
-            self._failed.pop(instance, None)
-            self._deaths.pop(instance, None)
+        begun = self._begun(instance)
+        try:
+            with self._changing:
+                if instance in self.queries and self.queries[instance].is_active:
+                    return
+                for noted in (self._failed, self._stale, self._deaths, self._tries):
+                    noted.pop(instance, None)
+                if wait:
+                    self._awaited.add(instance)
+                self._run(instance, anew)
             if wait:
-                self._awaited.add(instance)
-            self._run(instance)
-        if wait:
-            try:
                 self._await(instance)
-            except Unavailable as error:
-                if self._batches_begun(instance) == begun:
-                    raise
+        except Unavailable as error:
+            if self._batches_begun(instance) > begun:
                 raise Retry(f"{instance} began to run at {self.name} and stopped: {error}") from error
-            finally:
-                self._awaited.discard(instance)
+            raise Unstarted(f"{instance} does not start at {self.name}: {error}") from error
+        except Stale as error:
+            self._stale[instance] = str(error)
+            raise
+        finally:
+            self._awaited.discard(instance)
 
-    def _run(self, instance: str) -> None:
+    def _run(self, instance: str, anew: bool = False) -> None:
         low = self._disk.full
         if low is not None:
             raise Full(low)
         self.links.look(instance)
         query = self._make(instance, self.checkpoint(instance))
+        if anew:
+            query.renew()
         query.start()
         self.queries[instance] = query
 
@@ -121,36 +143,56 @@ class Site:
             self._await(instance)
 
     def _await(self, instance: str) -> None:
-        try:
-            self.queries[instance].wait()
-        except Unavailable:
-            self.stop(instance)
-            raise
+        for left in reversed(range(AT_START)):
+            try:
+                self.queries[instance].wait()
+                return
+            except Unavailable as error:
+                self.stop(instance)
+                if not left or self._closing.is_set() or not any(sign in str(error) for sign in OVERLOADED):
+                    raise
+                with self._changing:
+                    self._run(instance)
 
     def _batches_begun(self, instance: str) -> int:
         """The number of the last batch that Spark has planned from the checkpoint here."""
-        offsets = self.checkpoint(instance) / "offsets"
-        return max((int(file.name) for file in offsets.glob("[0-9]*") if file.name.isdigit()), default=-1)
+        return Checkpoint(self.checkpoint(instance)).planned
+
+    def _begun(self, instance: str) -> int:
+        """The last batch that was planned before the instance came here, or before now if it was not copied."""
+        try:
+            copied = json.loads((self.checkpoint(instance) / COPIED).read_text(encoding="utf-8"))
+            return int(copied["batch"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self._batches_begun(instance)
 
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
         with self._changing:
             query = self.queries.pop(instance, None)
-            self._failed.pop(instance, None)
-            self._tries.pop(instance, None)
+            for noted in (self._failed, self._stale, self._tries):
+                noted.pop(instance, None)
         if query is not None:
             query.stop()
             self._past += query.progress
 
     def take(self, instance: str, origin: str) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
+        # One at a time: an order that is repeated finds the first copy under way, whoever has given up waiting for it.
+        with self._changing:
+            copying = self._copying.setdefault(instance, threading.Lock())
+        with copying:
+            return self._copy(instance, self.folder.parent / origin / instance)
+
+    def _copy(self, instance: str, there: Path) -> int:
         here, whole = self.checkpoint(instance), self.folder / f"{instance}.partial"
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
             # A query that has just ended may still be removing temporary files.
-            there = self.folder.parent / origin / instance
             shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
+            batch = Checkpoint(whole).planned
+            (whole / COPIED).write_text(json.dumps({"batch": batch}), encoding="utf-8")
             whole.rename(here)
         except (OSError, shutil.Error) as error:
             shutil.rmtree(whole, ignore_errors=True)  # a full disk needs the room
@@ -199,15 +241,20 @@ class Site:
             self._low = low
 
     def _check(self, instance: str) -> None:
-        """A query that died is started again from its checkpoint; one that keeps dying is left, and said so."""
+        """A query that died is started again from its checkpoint; one that keeps dying is reported, and tried again
+        after a while; one that is not where it was is left alone."""
         with self._changing:
             query = self.queries.get(instance)
-            if query is None or instance in self._awaited or instance in self._failed:
+            if query is None or instance in self._awaited or instance in self._stale:
                 return
             if query.is_active or query.exception is None:
                 self._forgive(instance, query)
                 return
-            if is_full(query.exception):
+            contradiction = _contradiction(query.exception)
+            if contradiction is not None:
+                self._stale[instance] = contradiction
+                return
+            if instance in self._tries or is_full(query.exception):
                 self._try_again(instance, query.exception)
                 return
             if self._low is not None:
@@ -220,9 +267,10 @@ class Site:
                     self._run(instance)
             else:
                 self._failed[instance] = f"{instance} at {self.name} keeps failing: {told(query.exception)}"
+                self._try_again(instance, query.exception)
 
     def _try_again(self, instance: str, error: Exception) -> None:
-        """A full disk has ended a query: nothing is wrong with it, so it is started as often as it takes."""
+        """Start a query after a pause, as often as it takes: there may be room on the disk then, or less to do."""
         now = time.monotonic()
         tries = self._tries.setdefault(instance, Tries(_gist(error)))
         if tries.due is None:
@@ -231,20 +279,26 @@ class Site:
             tries.due, tries.begun = None, now
             try:
                 self._run(instance)
-            except Exception as again:
-                if not is_full(again):
-                    raise
+            except Retry as again:
                 tries.why = _gist(again)
+            except Stop as error:
+                self._stale[instance] = str(error)
 
     def _forgive(self, instance: str, query: StageQuery) -> None:
         """There was room for a batch: the next time that the disk is full is the first one."""
         tries = self._tries.get(instance)
         if tries is not None and (query.progress or time.monotonic() - tries.begun > CALM):
             del self._tries[instance]
+            self._failed.pop(instance, None)
 
     def failed(self) -> dict[str, str]:
-        """Instances that keep dying and were left alone, with the reason."""
-        return dict(self._failed)
+        """Instances that keep dying, or that must not be started again, with the reason."""
+        return {**self._failed, **self._stale}
+
+    @property
+    def stale(self) -> list[str]:
+        """Instances whose checkpoint and logs do not fit."""
+        return sorted(self._stale)
 
     def status(self) -> SiteStatus:
         """How things are here."""
@@ -252,9 +306,14 @@ class Site:
             instances={name: _status(query) for name, query in list(self.queries.items())},
             links=self.links.status(self.name),
             failed=self.failed(),
+            stale=self.stale,
             error=told(self.error or self.links.error),
-            disk=self._low or next((self._disk.told(tries.why) for tries in list(self._tries.values())), None),
+            disk=self._low or next(map(self._disk.told, self._full()), None),
         )
+
+    def _full(self) -> list[str]:
+        """What the instances say that a full disk has ended."""
+        return [tries.why for name, tries in list(self._tries.items()) if name not in self._failed]
 
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
@@ -265,6 +324,12 @@ def _gist(error: Exception) -> str:
     """The line of an error that speaks of the disk."""
     lines = [line.strip() for line in str(error).splitlines() if any(sign in line for sign in SIGNS)]
     return min(lines, key=len, default=type(error).__name__)[:200]
+
+
+def _contradiction(error: Exception) -> str | None:
+    """What a query died of, if another start would only do it again: it is not where its logs are."""
+    found = re.search(rf"errors\.(?:{Diverged.__name__}|{Stale.__name__}): (.+)", str(error))
+    return found[1] if found else None
 
 
 def _status(query: StageQuery) -> InstanceStatus:

@@ -41,7 +41,9 @@ class SiteStatus(msgspec.Struct, frozen=True):
     links: dict[str, LinkStatus] = {}
     """By direction, as `cloud->edge-1`."""
     failed: dict[str, str] = {}
-    """Instances that keep dying and were left alone, with the reason."""
+    """Instances that keep dying, or that must not be started again, with the reason."""
+    stale: list[str] = []
+    """Of those, the ones whose checkpoint and logs do not fit: their state is not here."""
     error: str | None = None
     disk: str | None = None
     """Why it takes nothing in: its disk is full."""

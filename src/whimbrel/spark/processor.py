@@ -14,12 +14,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Emissions, Outgoing
+from whimbrel.core.record import Emissions
 from whimbrel.log.codec import Message
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
@@ -67,7 +68,9 @@ class GroupProcessor(StatefulProcessor):
             bundles = [(row._order, self._nearby.blob(row._bundle, row._file)) for row in rows]
             emissions, instance = self._apply(part, bundles)
             if emissions.results or emissions.notices:
-                body = wire.pack(Outgoing(emissions.results, emissions.notices, part, instance.state_bytes))
+                # An `Outgoing`, whose notices are the same to the byte if the batch is repeated.
+                notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
+                body = wire.encode((emissions.results, notices, part, instance.state_bytes))
                 yield self._row(part, OUTGOING, "", len(emissions.results), body)
             posts: dict[str, list[Message]] = {}
             for to, kind, bin, body in emissions.posts:

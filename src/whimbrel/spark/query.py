@@ -10,6 +10,7 @@ the same arguments.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 import time
@@ -30,14 +31,16 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Full, Refused, Unavailable, WhimbrelError
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
-from whimbrel.core.record import Kind
+from whimbrel.core.record import Kind, Said
 from whimbrel.log import Appendable, Lane, Log, reading
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.disk import is_full
 from whimbrel.spark.bundle import DDL, bundle_batches
+from whimbrel.spark.checkpoint import Checkpoint, last_said
 from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
@@ -119,11 +122,13 @@ class StageQuery:
         """Start, from the checkpoint if there is one."""
         if self.is_active:
             raise Conflict(f"instance {self.spec.name} is running already")
+        saved = Checkpoint(self.checkpoint)
+        saved.check(self.spec.name, open_log(self._inbox), self._outbox)
         reading.clear(self._folder)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
         hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby)
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range)
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -138,16 +143,24 @@ class StageQuery:
                 .start()
             )
         checkpoint_id.set_result(self._query.id)
+        self._nudge()
+
+    def renew(self) -> None:
+        """Give the checkpoint up, with the state of all keys: the next start is the first one, behind the records whose
+        results are in the outbox."""
+        log, end = open_log(self._inbox), last_said(self._outbox).end
+        blob = wire.pack(Said([], end, end, renewed=True))
+        self._outbox.append(blob, count=0, writer="renewal", counter=self._outbox.counter("renewal") + 1)
+        for name, position in end.items():
+            log.trim(position, reading.LANES[name])
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def wait(self, timeout: float = 180.0) -> None:
         """Until it has done a batch: then it is warm, and whatever cannot work has shown it.
 
         A record that means nothing is put into the inbox, so that there is a batch to do.
         """
-        log = open_log(self._inbox)
-        blob = encode_posts([(Kind.NUDGE, EVERY_BIN, b"")])
-        log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
-        wanted = log.tail(Lane.CONTROL)
+        wanted = self._nudge()
         deadline = time.monotonic() + timeout
         while (reading.applied_by(self._folder) or {"control": 0})["control"] < wanted:
             if not self.is_active:
@@ -155,6 +168,13 @@ class StageQuery:
             if time.monotonic() > deadline:
                 raise Unavailable(f"instance {self.spec.name} did no batch within {timeout:.0f} s")
             time.sleep(0.05)
+
+    def _nudge(self) -> int:
+        """Give it a batch to do, which also says that it was started; return where the control lane ends then."""
+        log = open_log(self._inbox)
+        blob = encode_posts([(Kind.NUDGE, EVERY_BIN, b"")])
+        log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
+        return log.tail(Lane.CONTROL)
 
     def hold(self, held: bool) -> None:
         """Let it begin no batch, or let it go on."""

@@ -3,11 +3,12 @@
 The last station inside Spark. It collects the few rows the groups made of the batch and appends, in this order:
 
     1. posts     to the control lane of each inbox they go to, all of one destination in one entry
-    2. outbox    one entry with the results and notices of all groups
+    2. outbox    one entry with the results and notices of all groups, and the range of the inbox they come from
 
 Spark repeats a batch that it cannot prove to have finished, under the same batch id. So both appends are numbered with
-the batch id, and a log takes each number of a writer once. The writer is the instance *and* its checkpoint: an instance
-that starts anew from an empty checkpoint counts from zero again, and must not be taken for its own past.
+the batch id, and a log takes each number of a writer once, and compares what is repeated. The writer is the instance
+*and* its checkpoint: an instance that starts anew from an empty checkpoint counts from zero again, and must not be
+taken for its own past. Then its range tells: a batch that begins before the end of the last one is refused.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
-from whimbrel.core.record import Kind, Outgoing
+from whimbrel.core.errors import Diverged
+from whimbrel.core.record import Kind, Outgoing, Said
 from whimbrel.core.saving import STORE
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
+from whimbrel.log.reading import Offset
+from whimbrel.spark.checkpoint import last_said
 from whimbrel.spark.nearby import NOWHERE, Nearby
 from whimbrel.spark.processor import HURRY, OUTGOING, POSTS
+
+Ranges = Callable[[int], tuple[Offset, Offset]]
+"""By batch id: from where to where a batch goes in its inbox. The start is empty if nobody knows."""
 
 View = tuple[int, int, memoryview]
 """A `codec.Message` as it is read here: its body may be large, and is not copied."""
@@ -43,28 +50,49 @@ class Sink:
         appended: Callable[[], None] = lambda: None,
         hurry: Callable[[bool], None] = lambda hurries: None,
         nearby: Nearby = NOWHERE,
+        ranges: Ranges = lambda batch_id: ({}, {}),
     ) -> None:
         """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries.
         `nearby`: where workers leave what is large."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
+        self._ranges = ranges
         self._appended, self._hurry = appended, hurry
         self._nearby = nearby
         self._hurrying: set[int] = set()
+        self._reached: Offset | None = None
+        """Up to where the last entry of the outbox goes in the inbox; None: not looked up yet."""
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
         rows = self._rows(batch)
+        start, end = self._ranges(batch_id)
+        if rows:
+            self._check(batch_id, start)
         posts = [row for row in rows if row._kind == POSTS]
         for destination in sorted({row._to for row in posts}):
             self._post(destination, [row._body for row in posts if row._to == destination], batch_id)
         outgoing = [row for row in rows if row._kind == OUTGOING]
         if outgoing:
             count = sum(row._count for row in outgoing)
-            blob = join_outgoing([row._body for row in outgoing])
+            blob = join_outgoing([row._body for row in outgoing], start, end)
             self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+            self._reached = end
         if rows:
             self._note_hurry(rows)
             self._appended()
+
+    def _check(self, batch_id: int, start: Offset) -> None:
+        """Raise `Diverged` if a new batch begins where another one has been."""
+        if self._reached is None:
+            self._reached = last_said(self._outbox).end
+        if batch_id <= self._outbox.counter(self._writer()):
+            return  # a repetition: the log compares it
+        behind = {lane: at for lane, at in start.items() if at < self._reached.get(lane, 0)}
+        if behind:
+            raise Diverged(
+                f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, where an earlier one has been: "
+                f"the last entry of its outbox reaches to {self._reached}. Its checkpoint is older than its outbox"
+            )
 
     def _rows(self, batch: DataFrame) -> list[Any]:
         """A batch's rows, by part. Through Arrow: `collect` takes bytes for text, which is five times slower."""
@@ -95,11 +123,11 @@ class Sink:
             self._hurry(bool(self._hurrying))
 
 
-def join_outgoing(packed: list[bytes]) -> bytes:
-    """An outbox entry of several groups' packed `Outgoing`s, without decoding them."""
-    return wire.pack([wire.unpack(blob, msgspec.Raw) for blob in packed])
+def join_outgoing(encoded: list[bytes], start: Offset, end: Offset) -> bytes:
+    """An outbox entry, `Said`, of several groups' encoded `Outgoing`s, without decoding them."""
+    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end))
 
 
 def outgoing(entry: Entry) -> list[Outgoing]:
     """What an outbox entry says: one `Outgoing` a group."""
-    return wire.unpack(entry.blob, list[Outgoing])
+    return wire.unpack(entry.blob, Said).outgoing

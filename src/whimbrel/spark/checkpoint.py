@@ -1,0 +1,119 @@
+"""Spark's checkpoint of an instance, as far as it can be read without Spark, and whether it fits its logs.
+
+    <checkpoint>/metadata          the query's id, made at its first start; it travels with a copy
+    <checkpoint>/offsets/<batch>   where a batch ends in its inbox; written when the batch is planned
+    <checkpoint>/commits/<batch>   the batch is done
+
+An instance goes on from here, so the checkpoint must be as old as the logs that its batches have been written to. After
+a power failure, with a restored backup or with an empty volume it is not; and Spark, which knows nothing of our logs,
+would begin from nothing, or plan the same batches anew over other records. `check` notices before anything runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Stale
+from whimbrel.core.record import Said
+from whimbrel.log import Log
+from whimbrel.log.reading import LANES, Offset
+
+
+class Checkpoint:
+    """The folder of one instance's checkpoint, which may not be there."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def id(self) -> str | None:
+        """The query's id; None if there is none."""
+        try:
+            return str(json.loads((self.folder / "metadata").read_text(encoding="utf-8"))["id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{self.folder / 'metadata'} is no metadata of Spark: {error}") from error
+
+    @property
+    def planned(self) -> int:
+        """The last batch that was planned, -1 if none ever was."""
+        return self._last("offsets")
+
+    @property
+    def committed(self) -> int:
+        """The last batch that is done, -1 if none is."""
+        return self._last("commits")
+
+    def _last(self, kind: str) -> int:
+        return max((int(file.name) for file in (self.folder / kind).glob("[0-9]*") if file.name.isdigit()), default=-1)
+
+    def end(self, batch: int) -> Offset:
+        """Where a batch ends in its inbox; empty if Spark does not remember it."""
+        try:
+            lines = (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+            found: Offset = json.loads(lines[2])
+        except FileNotFoundError:
+            return {}
+        except (ValueError, IndexError) as error:
+            raise Corrupt(f"{self.folder / 'offsets' / str(batch)} is no offset of Spark: {error}") from error
+        return found
+
+    def range(self, batch: int) -> tuple[Offset, Offset]:
+        """From where to where a batch goes in its inbox."""
+        return self.end(batch - 1), self.end(batch)
+
+    def check(self, instance: str, inbox: Log, outbox: Log) -> None:
+        """Raise `Stale` unless checkpoint, inbox and outbox of an instance are of the same age."""
+        said, planned, id = last_said(outbox), self.planned, self.id
+        reached = said.end
+        if planned < 0 or id is None:
+            if said.renewed:
+                return
+            # A batch that said nothing, of an inbox that nobody trimmed, is done again from the first record on.
+            if outbox.tail() or any(inbox.head(lane) for lane in LANES.values()):
+                raise Stale(
+                    f"the checkpoint of {instance} is gone: {self.folder} has none, but the instance has run: its "
+                    f"outbox has {outbox.tail()} entries, up to {reached or 'an unknown place'} of its inbox. "
+                    + _way_out(instance)
+                )
+            return
+        spoken = outbox.counter(f"{instance}@{id}")
+        if spoken > planned:
+            raise Stale(
+                f"the checkpoint of {instance} at {self.folder} is old: it knows batches up to {planned}, the outbox "
+                f"has batch {spoken} of it. " + _way_out(instance)
+            )
+        end, done = self.end(planned), self.end(self.committed)
+        for name, lane in LANES.items():
+            if end.get(name, 0) > inbox.tail(lane):
+                raise Stale(
+                    f"the inbox of {instance} lacks its last entries: its checkpoint at {self.folder} has read up to "
+                    f"{name} position {end[name]}, the log ends at {inbox.tail(lane)}. " + _way_out(instance)
+                )
+            if done and done[name] < inbox.head(lane):
+                raise Stale(
+                    f"the checkpoint of {instance} at {self.folder} is old: it has read up to {name} position "
+                    f"{done[name]}, what came behind it was applied and given up, up to {inbox.head(lane)}. "
+                    + _way_out(instance)
+                )
+            if end.get(name, 0) < reached.get(name, 0):
+                raise Stale(
+                    f"the checkpoint of {instance} at {self.folder} is old: it has read up to {name} position "
+                    f"{end.get(name, 0)}, the outbox has results up to {reached[name]}. " + _way_out(instance)
+                )
+
+
+def _way_out(instance: str) -> str:
+    return (
+        "Put the right folder back; or restore its keys from the central store (protocol='restore'); or go on without "
+        f"the state of its keys: accept_loss=[{instance!r}], whimbrel up --accept-loss {instance}"
+    )
+
+
+def last_said(outbox: Log) -> Said:
+    """The last entry of an outbox; an empty one if there is none. The outlet never gives it up."""
+    tail = outbox.tail()
+    return wire.unpack(outbox.read(tail - 1)[0].blob, Said) if tail > outbox.head() else Said([])
