@@ -128,7 +128,8 @@ class StageQuery:
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
         hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range)
+        name = type(self.spec.operator).__name__
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range, name)
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))

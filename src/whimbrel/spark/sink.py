@@ -14,6 +14,7 @@ taken for its own past. Then its range tells: a batch that begins before the end
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from pyspark.sql import DataFrame
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Diverged
-from whimbrel.core.record import Kind, Outgoing, Said
+from whimbrel.core.record import Kind, Outgoing, Result, Said
 from whimbrel.core.saving import STORE
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.codec import encode_posts
@@ -51,11 +52,12 @@ class Sink:
         hurry: Callable[[bool], None] = lambda hurries: None,
         nearby: Nearby = NOWHERE,
         ranges: Ranges = lambda batch_id: ({}, {}),
+        operator: str = "the operator",
     ) -> None:
         """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries.
-        `nearby`: where workers leave what is large."""
+        `nearby`: where workers leave what is large. `operator`: its name, for errors."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
-        self._ranges = ranges
+        self._ranges, self._operator = ranges, operator
         self._appended, self._hurry = appended, hurry
         self._nearby = nearby
         self._hurrying: set[int] = set()
@@ -75,7 +77,10 @@ class Sink:
         if outgoing:
             count = sum(row._count for row in outgoing)
             blob = join_outgoing([row._body for row in outgoing], start, end)
-            self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+            try:
+                self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+            except Diverged as error:
+                raise Diverged(self._difference(batch_id, blob) or str(error)) from error
             self._reached = end
         if rows:
             self._note_hurry(rows)
@@ -93,6 +98,25 @@ class Sink:
                 f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, where an earlier one has been: "
                 f"the last entry of its outbox reaches to {self._reached}. Its checkpoint is older than its outbox"
             )
+
+    def _difference(self, batch_id: int, blob: bytes) -> str | None:
+        """What a repeated batch says differently from the first time, if both can be seen."""
+        before, now = last_said(self._outbox), wire.unpack(blob, Said)
+        if before.renewed or batch_id != self._outbox.counter(self._writer()):
+            return None
+        told = f"batch {batch_id} of {self._writer()} was repeated, and differs from the first time"
+        if (before.start, before.end) != (now.start, now.end):
+            return f"{told}: it applied {before.start} to {before.end} of its inbox, now {now.start} to {now.end}"
+        pairs = zip_longest(*([result for one in said.outgoing for result in one.results] for said in (before, now)))
+        for first, again in pairs:
+            if first != again:
+                key = (first or again).key
+                return (
+                    f"{told}: {self._operator} gave {_shown(first)} for key {key!r}, now {_shown(again)}. An operator "
+                    "must depend on nothing but its arguments (ctx.now and ctx.random in place of clock and random), "
+                    "and its code must not change while a batch is unfinished"
+                )
+        return None
 
     def _rows(self, batch: DataFrame) -> list[Any]:
         """A batch's rows, by part. Through Arrow: `collect` takes bytes for text, which is five times slower."""
@@ -121,6 +145,10 @@ class Sink:
         self._hurrying = before - {row._part for row in rows} | {row._part for row in rows if row._kind == HURRY}
         if bool(self._hurrying) != bool(before):
             self._hurry(bool(self._hurrying))
+
+
+def _shown(result: Result | None) -> str:
+    return "nothing" if result is None else f"{result.values} (seq {result.seq})"
 
 
 def join_outgoing(encoded: list[bytes], start: Offset, end: Offset) -> bytes:
