@@ -204,7 +204,7 @@ def test_whatever_a_bad_row_holds_it_can_be_kept(odd: Any) -> None:
 
 def test_a_long_row_is_kept_as_its_beginning() -> None:
     dead = DeadLetters(MemoryLog())
-    dead.put(BadRecord("wrong type", "no"), "source", 0, {"text": "x" * 100_000})
+    dead.put(BadRecord("wrong type", "no"), "rows.csv", 0, {"text": "x" * 100_000}, writer="source", counter=0)
     assert len(dead.read()[0].record) == 1_000
 
 
@@ -231,10 +231,10 @@ def test_a_parked_record_that_is_heard_again_is_kept_once(tmp_path: Path) -> Non
     dead = DeadLetters(log)
     heard = [(parked(5), 0), (parked(3, key="b"), 1), (parked(6), 2)]
     for notice, number in heard:
-        dead.park(notice, "outbox-s-1", number)
+        dead.park(notice, writer="outlet/s", counter=number)
     again = DeadLetters(EmbeddedLog(tmp_path / "dead.db"))
     for notice, number in heard:
-        again.park(notice, "outbox-s-1", number)
+        again.park(notice, writer="outlet/s", counter=number)
     assert [(letter.position, letter.reason, letter.message) for letter in again.read()] == [
         (5, "operator failed", "ValueError: no"),
         (3, "operator failed", "ValueError: no"),
@@ -244,8 +244,8 @@ def test_a_parked_record_that_is_heard_again_is_kept_once(tmp_path: Path) -> Non
 
 
 def test_two_rows_that_prepare_made_of_one_record_are_both_kept() -> None:
-    """They share the record's `seq`; what tells them apart is where their notices stand in the outbox."""
+    """They share the record's `seq`; what tells them apart is the number of each notice."""
     dead = DeadLetters(MemoryLog())
-    dead.park(parked(5, error="first"), "outbox-s-1", 0)
-    dead.park(parked(5, error="second"), "outbox-s-1", 1)
+    dead.park(parked(5, error="first"), writer="outlet/s", counter=0)
+    dead.park(parked(5, error="second"), writer="outlet/s", counter=1)
     assert [letter.message for letter in dead.read()] == ["first", "second"]

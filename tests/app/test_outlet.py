@@ -25,6 +25,8 @@ READY = Ready("m1", "s-2", 0, 1)
 CLOSED = Closed("m1", "s-1", 0, 1, A, 1)
 OPENED = Opened("m1", "s-2", 0, 1)
 PARKED = Parked("s-1", "b", 7, "gateway", "ValueError: no", "{}")
+HELD = Parked("s-2", "a", 7, "gateway", "ValueError: no", "{}", 1)
+"""Of the destination's epoch: the gate holds it back until the source's is closed."""
 
 
 def results(key: str, epoch: int, *seqs: int) -> list[Result]:
@@ -50,7 +52,7 @@ class Office:
             self.write(name, *blobs)
         self.saved: bytes | None = None
         self.heard: list[Notice] = []
-        self.places: dict[tuple[str, int], Notice] = {}
+        self.numbers: dict[int, Notice] = {}
         self.deeds = 0
         self.kill_at = kill_at
 
@@ -63,10 +65,11 @@ class Office:
         if self.deeds - 1 == self.kill_at:
             raise Died
 
-    def hear(self, notice: Notice, outbox: str, place: int) -> None:
+    def hear(self, notice: Notice, number: int) -> None:
         self.deed()
         self.heard.append(notice)
-        assert self.places.setdefault((outbox, place), notice) == notice, "another notice at the same place"
+        assert self.numbers.setdefault(number, notice) == notice, "another notice under the same number"
+        assert list(self.numbers) == sorted(self.numbers), "a receiver would take a lower number for a repetition"
         self.deed()
 
     def save(self, blob: bytes) -> None:
@@ -129,7 +132,7 @@ MOVE = {
     # The destination is ahead: its first results of epoch 1 are here before the source's last of epoch 0.
     "s-2": [
         said((results("c", 0, 1), [READY])),
-        said((results("a", 1, 5, 6), []), (results("c", 0, 2), [OPENED])),
+        said((results("a", 1, 5, 6), []), (results("c", 0, 2), [HELD, OPENED])),
         said((results("a", 1, 7), [])),
     ],
     "s-1": [
@@ -140,7 +143,7 @@ MOVE = {
     ],
 }
 EXPECTED = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [1, 2, 3], "c": [1, 2]}
-NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED]
+NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED, HELD]
 
 
 def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path)
     assert outlet.gate.refused == 0
 
 
-DEEDS = 21
+DEEDS = 23
 
 
 @pytest.mark.parametrize("kill_at", range(DEEDS))
@@ -167,7 +170,7 @@ def test_wherever_the_process_dies_everything_leaves_once_and_every_notice_is_he
     assert office.deeds > kill_at
     assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
     assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}
-    assert len(office.places) == len(NOTICES), "what is heard again comes with the same place"
+    assert len(office.numbers) == len(NOTICES), "what is heard again comes with the same number"
     assert outlet.delivered == 13
 
 
@@ -222,10 +225,10 @@ def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
 
-    def hear_if_there(notice: Notice, outbox: str, place: int) -> None:
+    def hear_if_there(notice: Notice, number: int) -> None:
         if away:
             raise Unavailable("nobody is there")
-        hear(notice, outbox, place)
+        hear(notice, number)
 
     monkeypatch.setattr(office, "hear", hear_if_there)
     outlet = office.open()
@@ -281,7 +284,7 @@ def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None
     outlet.stop()
 
 
-def _never(notice: Notice, outbox: str, place: int) -> Any:
+def _never(notice: Notice, number: int) -> Any:
     raise AssertionError(notice)
 
 

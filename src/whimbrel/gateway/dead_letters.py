@@ -27,25 +27,24 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetters:
-    """A log of dead letters, and how many there are of each reason."""
+    """A log of dead letters, and how many there are of each reason.
+
+    Each writer numbers its letters with a counter that only grows, and repeats a letter under the same number: the log
+    takes a number that is not above the writer's last one for a repetition, and drops it.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.counts = Counter(letter.reason for letter in self.read())
 
-    def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, counter: int | None = None) -> None:
-        """Keep a row that could not be taken in. Put again under the same `counter`, it is kept once.
+    def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, writer: str, counter: int) -> None:
+        """Keep a row that could not be taken in. Counters of a writer must grow: see `DeadLetters`."""
+        self._append(DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET]), writer, counter)
 
-        Counters of one source must grow: a letter with a lower one is taken for one that was kept before. Without a
-        counter it is the position.
-        """
-        letter = DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET])
-        self._append(letter, source, position if counter is None else counter)
-
-    def park(self, parked: Parked, outbox: str, counter: int) -> None:
-        """Keep a record that an operator failed on; `counter` is the place of its notice in the outbox."""
+    def park(self, parked: Parked, *, writer: str, counter: int) -> None:
+        """Keep a record that an operator failed on."""
         letter = DeadLetter("operator failed", parked.error, parked.src, parked.seq, parked.event[:SNIPPET])
-        self._append(letter, outbox, counter)
+        self._append(letter, writer, counter)
 
     def _append(self, letter: DeadLetter, writer: str, counter: int) -> None:
         if self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter) is not None:

@@ -25,7 +25,7 @@ BATCH = 5_000
 PATIENCE = 5.0
 """Seconds that `stop` gives a source to come back."""
 WRITER = "source"
-"""In the ingress log the feed numbers its appends with the row it has come to."""
+"""In the ingress log the feed numbers its appends with the row it has come to, in the dead letters with the row."""
 
 
 class Feed:
@@ -89,6 +89,7 @@ class Feed:
             if not isinstance(answer, BadRecord):
                 good.append(answer)
             else:
-                self.dead.put(answer, self.source.name, number, None if answer is row else row)
+                whole = None if answer is row else row
+                self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
         if good:
             self.gateway.ingest(good, WRITER, batch[-1][0])

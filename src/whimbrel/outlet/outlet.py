@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
@@ -28,10 +28,9 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry
-from whimbrel.core.gate import Gate, Letter
+from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
-from whimbrel.log import codec
 from whimbrel.log.contract import Log
 from whimbrel.log.disk import is_full, pauses
 from whimbrel.outlet.sinks import Mark, Sink
@@ -43,8 +42,8 @@ Watch = Callable[[list[Result], int], None]
 RETRY = 0.2
 """Seconds until a notice is told again that nobody has heard."""
 
-Heard = tuple[Notice, str, int]
-"""A notice, the outbox it lies in, and its place there."""
+Numbered = tuple[Notice, int]
+"""A notice and its number: the outlet counts notices in the order in which the gate releases them."""
 
 
 class Keep(Protocol):
@@ -60,7 +59,9 @@ class Commit(msgspec.Struct):
     gate: bytes
     marks: list[Mark]
     delivered: int
-    untold: list[Heard] = []
+    untold: list[Numbered] = []
+    number: int = 0
+    """Of the next notice."""
 
 
 class Outlet:
@@ -71,15 +72,16 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Notice, str, int], None],
+        hear: Callable[[Notice, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
     ) -> None:
-        """`outboxes` may grow while it runs. `hear` is told each notice with its outbox and its place there, by which
-        one that is heard again after a crash can be known; it raises `Retry` if nobody is there to hear it. A `Saved`
-        is told when the gate has confirmed it. `keep`, if there is a central store, in place of `save`."""
+        """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
+        numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
+        its receiver is not there. A `Saved` is passed on when the gate has confirmed it. `keep`, if there is a central
+        store, in place of `save`."""
         self._keep = keep
         self.reached: dict[str, int] = {}
         """By key: the `seq` up to which its results are out. With a store only."""
@@ -105,7 +107,8 @@ class Outlet:
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._committed = time.monotonic()
         self._dirty: dict[str, int] = {}
-        self._untold: list[Heard] = []
+        self._untold: list[Numbered] = []
+        self._number = 0
         self._try_at = 0.0
         """When to try again to tell what nobody has heard."""
         self._told = False
@@ -124,7 +127,7 @@ class Outlet:
             saved = wire.unpack(blob, Commit)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
-            self._untold = saved.untold
+            self._untold, self._number = saved.untold, saved.number
             marks = [*saved.marks]
         for sink, mark in zip(self.sinks, marks, strict=True):
             sink.open(mark)
@@ -195,7 +198,8 @@ class Outlet:
         for sink in self.sinks:
             with suppress(OSError):  # what it still had to write, it will be given again
                 sink.close()
-        self.gate, self.positions, self.delivered, self._dirty, self._untold = Gate(), {}, 0, {}, []
+        self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
+        self._untold, self._number = [], 0
         for key, seq in self._before.items():
             if seq is None:
                 del self.reached[key]
@@ -230,12 +234,11 @@ class Outlet:
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
             for entry in outbox.read(self.positions.get(name, outbox.head())):
-                places = count(entry.position * codec.ROWS)
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
-                        released += self._notice(notice, name, next(places))
+                        released += self._notice(notice)
                 read[name] = entry.position + 1
         now_us = self._clock_us()
         if released:
@@ -249,26 +252,32 @@ class Outlet:
         self.positions |= read
         return bool(read)
 
-    def _notice(self, notice: Notice, outbox: str, place: int) -> list[Result]:
+    def _notice(self, notice: Notice) -> list[Result]:
         if isinstance(notice, Closed):
             released = self.gate.close(notice)
             self._give_up(self.gate.let_go())
-            self._untold += [(saved, outbox, place) for saved in self.gate.confirm()]
+            self._release(self.gate.confirm())
             return released
         if isinstance(notice, Parked):
-            self._give_up(self.gate.park((notice, outbox, place)))
+            self._give_up(self.gate.park(notice))
         elif isinstance(notice, Saved):
-            self._untold += [(saved, outbox, place) for saved in self.gate.confirm(notice)]
+            self._release(self.gate.confirm(notice))
         else:
             if isinstance(notice, Opened | Evicted):
                 self.gate.note(notice)
-            self._untold.append((notice, outbox, place))
+            self._release([notice])
         return []
 
-    def _give_up(self, letters: list[Letter]) -> None:
-        self._untold += letters
+    def _give_up(self, letters: list[Parked]) -> None:
+        self._release(letters)
         if self._keep is not None:
-            self._note({parked.key: parked.seq for parked, _, _ in letters})
+            self._note({parked.key: parked.seq for parked in letters})
+
+    def _release(self, notices: Sequence[Notice]) -> None:
+        """Number notices in the order in which they leave. The gate may hold one back behind later ones of its outbox, so
+        that its place there would tell a receiver nothing."""
+        self._untold += zip(notices, count(self._number), strict=False)
+        self._number += len(notices)
 
     def _note(self, reached: dict[str, int]) -> None:
         known = self.reached.get
@@ -300,7 +309,9 @@ class Outlet:
 
     def _commit(self) -> None:
         marks: list[Mark] = [sink.commit() for sink in self.sinks]
-        blob = wire.pack(Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold))
+        blob = wire.pack(
+            Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold, self._number)
+        )
         if self._keep is None:
             self._save(blob)
         else:

@@ -108,9 +108,9 @@ class StageFlow:
         if self.savings is not None:
             self.savings.place(instances)
 
-    def _hear(self, notice: Notice, outbox: str, place: int) -> None:
+    def _hear(self, notice: Notice, number: int) -> None:
         if isinstance(notice, Parked):
-            self._role.dead.park(notice, outbox, place)
+            self._role.dead.park(notice, writer=f"outlet/{self.stage.name}", counter=number)
         elif isinstance(notice, Saved):
             self._confirm(notice)
         elif not isinstance(notice, Closed):
@@ -132,7 +132,7 @@ class StageFlow:
                 good.append(taken)
             else:  # known by its place among all that was handed on: seqs of different keys come in no order
                 source = f"results for {self.stage.name}"
-                self._role.dead.put(taken, source, result.seq, result.values, counter=place)
+                self._role.dead.put(taken, source, result.seq, result.values, writer=source, counter=place)
         if good:
             self.gateway.ingest(good, "stage before", number)
 
