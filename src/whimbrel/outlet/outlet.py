@@ -274,8 +274,7 @@ class Outlet:
             self._note({parked.key: parked.seq for parked in letters})
 
     def _release(self, notices: Sequence[Notice]) -> None:
-        """Number notices in the order in which they leave. The gate may hold one back behind later ones of its outbox, so
-        that its place there would tell a receiver nothing."""
+        """Number notices in the order in which they leave: the gate may hold one back behind later ones of its outbox."""
         self._untold += zip(notices, count(self._number), strict=False)
         self._number += len(notices)
 
