@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.core.errors import BadRecord, Unavailable
+from whimbrel.core.errors import BadRecord, Corrupt
 from whimbrel.core.record import Kind, Parked
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway import sources
@@ -44,8 +44,9 @@ class Line:
     def run(self, source: sources.Source) -> Feed:
         feed = self.feed(source)
         feed.start()
-        assert feed.ended.wait(10)
+        until(lambda: feed.ended.is_set() or feed.error, "it ends or fails")
         feed.stop()
+        assert feed.ended.is_set() == (feed.error is None)
         return feed
 
     def taken(self) -> list[tuple[Any, ...]]:
@@ -212,11 +213,11 @@ def test_a_feed_whose_gateway_cannot_write_tells_it(tmp_path: Path) -> None:
     line = Line()
 
     def append(*args: Any, **named: Any) -> int | None:
-        raise Unavailable("it is not there")
+        raise Corrupt("it is no log")
 
     line.ingress.append = append  # type: ignore[method-assign]
     feed = line.run(items(row(1)))
-    assert isinstance(feed.error, Unavailable)
+    assert isinstance(feed.error, Corrupt)
 
 
 # ── Parked records ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,8 @@ told after that: were the orchestrator to act on it before, the next epoch of a 
 the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
 results do not.
 
-A full disk keeps nothing here from going on later: the outlet goes back to its last commit, as after a crash, and tries
-again until there is room.
+An error that may pass (a full disk, a journal that is locked) ends nothing: the outlet goes back to its last commit, as
+after a crash, and tries again, for as long as it takes.
 
 If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
 that with the rest. A restoration asks for it, after a fence (core/gate.py).
@@ -31,8 +31,8 @@ from whimbrel.core.errors import Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
+from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.contract import Log
-from whimbrel.log.disk import is_full, pauses
 from whimbrel.outlet.sinks import Mark, Sink
 
 Watch = Callable[[list[Result], int], None]
@@ -100,8 +100,8 @@ class Outlet:
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: how much state that had when it last spoke."""
         self.error: Exception | None = None
-        self.held_up: Exception | None = None
-        """A full disk that results cannot be written to, for the moment."""
+        """What it failed of, for good."""
+        self.backoff = Backoff()
         self._wake = threading.Event()
         self._stopping = False
         self._patience = max((sink.patience for sink in sinks), default=0.0)
@@ -171,21 +171,19 @@ class Outlet:
         return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
     def _run(self) -> None:
-        waits = pauses()
         while True:
             try:
-                if self.held_up is not None:
+                if self.backoff.error is not None:
                     self._go_back()
                 self._deliver()
                 return
             except Exception as error:  # told by status, and by whoever waits
-                if not is_full(error) or self._stopping:
+                if not may_pass(error) or self._stopping:
                     self.error = error
                     return
-                waits = waits if self.held_up is not None else pauses()
-                self.held_up = error
+                pause = self.backoff.failed(error)
             self._wake.clear()
-            self._rest(next(waits))
+            self._rest(pause)
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -218,7 +216,7 @@ class Outlet:
             if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
                 self._commit()
             if not self._dirty:
-                self.held_up = None
+                self.backoff.succeeded()
                 self._tell()
             if stopping and not worked:
                 if self._told:
@@ -274,7 +272,7 @@ class Outlet:
             self._note({parked.key: parked.seq for parked in letters})
 
     def _release(self, notices: Sequence[Notice]) -> None:
-        """Number notices in the order in which they leave: the gate may hold one back behind later ones of its outbox."""
+        """Number notices as they leave: the gate may have held one back behind later ones of its outbox."""
         self._untold += zip(notices, count(self._number), strict=False)
         self._number += len(notices)
 
@@ -315,7 +313,7 @@ class Outlet:
             self._save(blob)
         else:
             self._keep(blob, self._moved)
-        self._last, self._moved, self._before, self.held_up = blob, {}, {}, None
+        self._last, self._moved, self._before = blob, {}, {}
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():

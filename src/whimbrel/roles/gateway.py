@@ -20,7 +20,7 @@ from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Full, Refused, UnknownName
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved
@@ -30,8 +30,9 @@ from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.codec import ROWS
-from whimbrel.log.disk import RESERVE, Disk
+from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
 from whimbrel.outlet.outlet import Outlet, Watch
@@ -202,8 +203,8 @@ class GatewayRole:
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
-        self._held_up: Exception | None = None
-        """A full disk that a snapshot cannot be written to, for the moment."""
+        self._backoff = Backoff()
+        """Of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
         source = pipeline.make_source()
@@ -246,16 +247,19 @@ class GatewayRole:
             yield flow.outlet.stop
 
     def _save_all(self) -> None:
-        while not self._stopping.wait(PERIOD):
+        pause = PERIOD
+        while not self._stopping.wait(pause):
+            pause = PERIOD
             try:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
-                self._held_up = None
-            except Full as error:  # again in a moment
-                self._held_up = error
-            except Exception as error:  # told by whoever waits
-                self.error = error
+                self._backoff.succeeded()
+            except Exception as error:
+                if may_pass(error):
+                    pause = self._backoff.failed(error)
+                else:
+                    self.error = error
 
     def savings(self, stage: Stage, gateway: Gateway) -> Savings | None:
         """What brings a stage's savings to the store, if there is one."""
@@ -326,17 +330,21 @@ class GatewayRole:
             ended=self.feed.ended.is_set(),
             error=told(self.feed.error or self.error),
             stages={name: flow.status() for name, flow in self.flows.items()},
-            disk=self._disk.full or next(map(self._disk.told, self._standing()), None),
+            disk=self._disk.full or next(map(self._disk.told, filter(is_full, self._waited_for())), None),
+            held_up={name: held for name, one in self._backoffs().items() if (held := one.status()) is not None},
         )
 
     def _is_full(self, most: int) -> bool:
         """Whether nothing may be taken in: somebody has too much to do already, or there is no room."""
         return self._disk.full is not None or self.first.is_full(most)
 
-    def _standing(self) -> list[Exception]:
-        """Full disks that somebody here waits for."""
-        outlets = [flow.outlet.held_up for flow in self.flows.values()]
-        return [error for error in (self.feed.held_up, *outlets, self._held_up) if error is not None]
+    def _backoffs(self) -> dict[str, Backoff]:
+        outlets = {f"outlet of {name}": flow.outlet.backoff for name, flow in self.flows.items()}
+        return {"source": self.feed.backoff, **outlets, "snapshots": self._backoff}
+
+    def _waited_for(self) -> list[Exception]:
+        """Errors that something here waits to pass."""
+        return [error for one in self._backoffs().values() if (error := one.error) is not None]
 
     def _flow(self, stage: str) -> StageFlow:
         if stage not in self.flows:
