@@ -5,6 +5,7 @@ Nothing here runs anything: `whimbrel.run` does (app.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,8 +116,16 @@ class Pipeline:
     key: str
     event_time: str | None = None
     """A column with the time of the event; the time of arrival if there is none."""
+    max_ahead: float | None = 3600.0
+    """Seconds by which an event's time may be ahead of the gateway's clock. A record further ahead goes to the dead
+    letters: it would move event time, and fire every timer until then. None: any time is taken in."""
     stages: list[Stage] = field(default_factory=list)
     sinks: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ahead = self.max_ahead
+        if ahead is not None and not (isinstance(ahead, int | float) and 0 <= ahead < math.inf):
+            raise Refused(f"max_ahead must be a number of seconds >= 0, or None for no bound; got {ahead!r}")
 
     def stage(
         self,

@@ -26,7 +26,7 @@ class House:
     """A data directory with a stage of two instances, and the gateway's role of the moment."""
 
     def __init__(self, folder: Path, *sinks: Any, source: Any = None, **options: Any) -> None:
-        self.data, self.options = folder / "data", options
+        self.data, self.now = folder / "data", 1_000_000
         self.pipeline = wb.Pipeline("p", source or wb.Items([], schema="key string, n long"), key="key", **options)
         self.pipeline.stage("sum", Sum(), groups=1)
         for sink in sinks:
@@ -43,7 +43,7 @@ class House:
             self.logs,
             self.journal,
             lambda stage, notice: self.heard.append(notice),
-            lambda: 1_000_000,
+            lambda: self.now,
             keep=False,
             max_backlog=1000,
             watch=lambda results, now_us: None,

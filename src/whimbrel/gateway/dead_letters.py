@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.record import Parked
+from whimbrel.log.chunks import chunked
 from whimbrel.log.contract import Log
 
 SNIPPET = 1_000
@@ -35,7 +37,7 @@ class DeadLetters:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.counts = Counter(letter.reason for letter in self.read())
+        self.counts = Counter(letter.reason for letter in self)
 
     def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, writer: str, counter: int) -> None:
         """Keep a row that could not be taken in. Counters of a writer must grow: see `DeadLetters`."""
@@ -52,8 +54,18 @@ class DeadLetters:
 
     def read(self) -> list[DeadLetter]:
         """All of them, in the order in which they came."""
-        entries = self._log.read(self._log.head())
-        return [msgspec.json.decode(entry.blob, type=DeadLetter) for entry in entries]
+        return list(self)
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """All of them, in the order in which they came, a chunk of the log at a time."""
+        for entry in chunked(self._log, self._log.head()):
+            yield msgspec.json.decode(entry.blob, type=DeadLetter)
+
+    def positions(self, writer: str, source: str, start: int) -> set[int]:
+        """The positions in a source, from `start` on, of which a writer has put letters."""
+        if self._log.counter(writer) < start:
+            return set()
+        return {letter.position for letter in self if letter.source == source and letter.position >= start}
 
 
 def _told(bad: BadRecord, row: Any) -> str:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from whimbrel.core.errors import BadRecord
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.gateway import Gateway
-from whimbrel.gateway.intake import Intake
+from whimbrel.gateway.intake import Intake, Taken
 from whimbrel.gateway.sources import Numbered, Source
 from whimbrel.log.backoff import Backoff, Interrupted
 
@@ -45,6 +45,8 @@ class Feed:
         self._rows: Iterator[Numbered] | None = None
         self._next = 0
         """The number of the next row."""
+        self._set_aside: set[int] = set()
+        """Rows from there on that are dead letters already: by a later clock they might be taken in as well."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"feed-{source.name}", daemon=True)
 
@@ -68,6 +70,7 @@ class Feed:
 
     def _carry(self) -> None:
         self._next = self._persist(lambda: self.gateway.ingress.counter(WRITER) + 1)
+        self._set_aside = self._persist(lambda: self.dead.positions(WRITER, self.source.name, self._next))
         due, last = 0.0, time.monotonic()
         while not self._stop.is_set():
             while self._persist(self.is_full) and not self._stop.wait(PERIOD):
@@ -79,7 +82,8 @@ class Feed:
                 self.ended.set()
                 return
             if batch:
-                self._persist(partial(self._take, batch))
+                # Judged once: when it is repeated, an event may be no longer from the future.
+                self._persist(partial(self._take, batch, self._persist(partial(self._judge, batch))))
                 due -= len(batch)
                 self._next = batch[-1][0] + 1
             if rate is not None:
@@ -97,15 +101,18 @@ class Feed:
             self._rows = None  # a generator that has raised gives nothing more, which would look like the end
             raise
 
-    def _take(self, batch: list[Numbered]) -> None:
-        answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)]))
+    def _judge(self, batch: list[Numbered]) -> list[Taken | BadRecord]:
+        until_us = self.gateway.latest_allowed_us()
+        answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)], until_us))
+        return [row if isinstance(row, BadRecord) else next(answers) for _, row in batch]
+
+    def _take(self, batch: list[Numbered], answers: list[Taken | BadRecord]) -> None:
         good = []
-        for number, row in batch:  # in their order, by which the dead letters know what they have
-            answer = row if isinstance(row, BadRecord) else next(answers)
-            if not isinstance(answer, BadRecord):
-                good.append(answer)
-            else:
+        for (number, row), answer in zip(batch, answers, strict=True):  # in order: so the dead letters know them again
+            if isinstance(answer, BadRecord):
                 whole = None if answer is row else row
                 self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
+            elif number not in self._set_aside:
+                good.append(answer)
         if good:
             self.gateway.ingest(good, WRITER, batch[-1][0])

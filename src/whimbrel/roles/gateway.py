@@ -72,6 +72,7 @@ class StageFlow:
             intake.schema,
             role.clock_us,
             wall_clock=not intake.has_time,
+            max_ahead_us=role.max_ahead_us if intake.has_time else None,
             keep=role.keep,
             stores=role.store is not None,
         )
@@ -207,6 +208,7 @@ class GatewayRole:
         """Of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
+        self.max_ahead_us = None if pipeline.max_ahead is None else round(pipeline.max_ahead * 1e6)
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
