@@ -18,6 +18,7 @@ from whimbrel.core.operator import Operator, takes_context
 from whimbrel.gateway import sources
 from whimbrel.gateway.intake import Row, parse_schema
 from whimbrel.outlet import sinks
+from whimbrel.outlet.parquet import ParquetSink
 from whimbrel.outlet.sinks import Sink
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Csv:
     """Longer rows go to the dead letters."""
     columns: list[str] | None = None
     """As a sink: the columns, if not those of the first result."""
+    overwrite: bool = False
+    """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
         """This, to read from."""
@@ -42,7 +45,7 @@ class Csv:
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.CsvSink(Path(self.path), self.columns)
+        return sinks.CsvSink(Path(self.path), self.columns, self.overwrite)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class JsonLines:
     """Longer lines go to the dead letters."""
     identity: bool = False
     """As a sink: also write `_key, _epoch, _seq, _n, _ingress_us, _released_us`."""
+    overwrite: bool = False
+    """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
         """This, to read from."""
@@ -63,7 +68,7 @@ class JsonLines:
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.JsonLinesSink(Path(self.path), self.identity)
+        return sinks.JsonLinesSink(Path(self.path), self.identity, self.overwrite)
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,12 @@ class Parquet:
     """A folder of Parquet files, to write to."""
 
     path: str | Path
+    overwrite: bool = False
+    """Replace the files that another run wrote."""
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.ParquetSink(Path(self.path))
+        return ParquetSink(Path(self.path), self.overwrite)
 
 
 @dataclass(frozen=True)

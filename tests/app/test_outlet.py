@@ -17,8 +17,9 @@ from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Saved
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.outlet.outlet import Outlet
-from whimbrel.outlet.sinks import JsonLinesSink, Mark, ParquetSink, Sink
+from whimbrel.outlet.outlet import Outlet, Word
+from whimbrel.outlet.parquet import ParquetSink
+from whimbrel.outlet.sinks import JsonLinesSink, Mark, Sink, Unfit
 
 A = Selection(keys=frozenset({"a"}))
 READY = Ready("m1", "s-2", 0, 1)
@@ -36,6 +37,10 @@ def results(key: str, epoch: int, *seqs: int) -> list[Result]:
 def said(*groups: tuple[list[Result], list[Notice]]) -> bytes:
     """An outbox entry: what each group of one micro-batch said."""
     return wire.pack([Outgoing(*group) for group in groups])
+
+
+BEGUN = 3
+"""Deeds of the commit with which an outlet begins."""
 
 
 class Died(Exception):
@@ -65,8 +70,9 @@ class Office:
         if self.deeds - 1 == self.kill_at:
             raise Died
 
-    def hear(self, notice: Notice, number: int) -> None:
+    def hear(self, notice: Word, number: int) -> None:
         self.deed()
+        assert not isinstance(notice, Unfit)
         self.heard.append(notice)
         assert self.numbers.setdefault(number, notice) == notice, "another notice under the same number"
         assert list(self.numbers) == sorted(self.numbers), "a receiver would take a lower number for a repetition"
@@ -112,11 +118,15 @@ class Watched:
     def open(self, mark: Mark | None) -> None:
         self.sink.open(mark)
 
-    def write(self, results: list[Result], now_us: int) -> None:
+    def check(self, mark: Mark | None) -> None:
+        self.sink.check(mark)
+
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
         self.deed()
-        self.sink.write(results, now_us)
+        refused = self.sink.write(results, now_us)
         self.sink.commit()
         self.deed()
+        return refused
 
     def commit(self) -> Mark:
         return self.sink.commit()
@@ -155,7 +165,7 @@ def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path)
     assert outlet.gate.refused == 0
 
 
-DEEDS = 23
+DEEDS = 26
 
 
 @pytest.mark.parametrize("kill_at", range(DEEDS))
@@ -225,7 +235,7 @@ def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
 
-    def hear_if_there(notice: Notice, number: int) -> None:
+    def hear_if_there(notice: Word, number: int) -> None:
         if away:
             raise Unavailable("nobody is there")
         hear(notice, number)
@@ -249,7 +259,7 @@ def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
 
 
 def test_what_is_delivered_is_trimmed_and_not_before(tmp_path: Path) -> None:
-    office = Office(tmp_path, MOVE, kill_at=1)
+    office = Office(tmp_path, MOVE, kill_at=BEGUN + 1)
     outlet = office.open()
     until(lambda: outlet.error, "the death")
     assert [box.head() for box in office.outboxes.values()] == [0, 0], "nothing is committed yet"
@@ -271,12 +281,12 @@ def test_a_sink_that_would_rather_wait_is_committed_at_the_end_all_the_same(tmp_
     assert not outlet.is_idle, "delivered, but not committed"
     outlet.stop()
     assert outlet.is_idle
-    assert len(saved) == 1
+    assert len(saved) == 2, "when it began, and at the end"
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
 
 
 def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None:
-    office = Office(tmp_path, MOVE, kill_at=0)
+    office = Office(tmp_path, MOVE, kill_at=BEGUN)
     outlet = office.open()
     until(lambda: outlet.error, "the error")
     assert isinstance(outlet.error, Died)
@@ -284,7 +294,7 @@ def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None
     outlet.stop()
 
 
-def _never(notice: Notice, number: int) -> Any:
+def _never(notice: Word, number: int) -> Any:
     raise AssertionError(notice)
 
 

@@ -23,9 +23,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
     message: str
     source: str
     position: int
-    """A source's row number; for a parked record its `seq`."""
+    """A source's row number; for a parked record, and for a result, its `seq`."""
     record: str
-    """The record, or its beginning."""
+    """The record or the result, or its beginning."""
 
 
 class DeadLetters:
@@ -47,6 +47,10 @@ class DeadLetters:
         """Keep a record that an operator failed on."""
         letter = DeadLetter("operator failed", parked.error, parked.src, parked.seq, parked.event[:SNIPPET])
         self._append(letter, writer, counter)
+
+    def refuse(self, sink: str, seq: int, why: str, values: str, *, writer: str, counter: int) -> None:
+        """Keep a result that a sink cannot hold."""
+        self._append(DeadLetter("sink refused", why, sink, seq, values[:SNIPPET]), writer, counter)
 
     def _append(self, letter: DeadLetter, writer: str, counter: int) -> None:
         if self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter) is not None:

@@ -27,13 +27,14 @@ from typing import Protocol
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Retry
+from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result, Saved
 from whimbrel.log.backoff import Backoff, may_pass
+from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Log
-from whimbrel.outlet.sinks import Mark, Sink
+from whimbrel.outlet.sinks import Mark, Sink, Unfit
 
 Watch = Callable[[list[Result], int], None]
 """Sees released results and the moment of their release, for figures only."""
@@ -42,8 +43,10 @@ Watch = Callable[[list[Result], int], None]
 RETRY = 0.2
 """Seconds until a notice is told again that nobody has heard."""
 
-Numbered = tuple[Notice, int]
-"""A notice and its number: the outlet counts notices in the order in which the gate releases them."""
+Word = Notice | Unfit
+"""What leaves beside results: what instances say, and what sinks refuse."""
+Numbered = tuple[Word, int]
+"""With its number: the outlet counts them in the order in which they leave."""
 
 
 class Keep(Protocol):
@@ -72,7 +75,7 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Notice, int], None],
+        hear: Callable[[Word, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
@@ -120,16 +123,30 @@ class Outlet:
         self.reached = dict(reached or {})
         self._restore(blob)
 
+    def check(self, blob: bytes | None) -> None:
+        """Raise `Refused` if the sinks cannot begin, or go on, from this commit. Changes nothing."""
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
+            sink.check(mark)
+
+    def _marks(self, blob: bytes | None) -> Sequence[Mark | None]:
+        if blob is None:
+            return [None] * len(self.sinks)
+        marks = wire.unpack(blob, Commit).marks
+        if len(marks) != len(self.sinks):
+            raise Refused(
+                f"this run began with {len(marks)} sinks behind stage {self.stage}, and the pipeline has "
+                f"{len(self.sinks)}: give it the same ones, or start with another data directory"
+            )
+        return marks
+
     def _restore(self, blob: bytes | None) -> None:
         self._last = blob
-        marks: list[Mark | None] = [None] * len(self.sinks)
         if blob is not None:
             saved = wire.unpack(blob, Commit)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
             self._untold, self._number = saved.untold, saved.number
-            marks = [*saved.marks]
-        for sink, mark in zip(self.sinks, marks, strict=True):
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
             sink.open(mark)
 
     def start(self) -> None:
@@ -207,6 +224,8 @@ class Outlet:
         self._restore(self._last)
 
     def _deliver(self) -> None:
+        if self._last is None:
+            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
         self._tell()
         while True:
             stopping = self._stopping
@@ -227,11 +246,11 @@ class Outlet:
                 self._wake.clear()
 
     def _pass(self) -> bool:
-        """Read what is new in every outbox, and deliver it."""
+        """Read what is new in every outbox, no more than a chunk of each, and deliver it."""
         released: list[Result] = []
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
-            for entry in outbox.read(self.positions.get(name, outbox.head())):
+            for entry in chunk(outbox, self.positions.get(name, outbox.head())):
                 for outgoing in wire.unpack(entry.blob, list[Outgoing]):
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
@@ -241,7 +260,7 @@ class Outlet:
         now_us = self._clock_us()
         if released:
             for sink in self.sinks:
-                sink.write(released, now_us)
+                self._release(sink.write(released, now_us))
             self.delivered += len(released)
             self._watch(released, now_us)
             if self._keep is not None:
@@ -271,7 +290,7 @@ class Outlet:
         if self._keep is not None:
             self._note({parked.key: parked.seq for parked in letters})
 
-    def _release(self, notices: Sequence[Notice]) -> None:
+    def _release(self, notices: Sequence[Word]) -> None:
         """Number notices as they leave: the gate may have held one back behind later ones of its outbox."""
         self._untold += zip(notices, count(self._number), strict=False)
         self._number += len(notices)

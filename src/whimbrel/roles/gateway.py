@@ -23,7 +23,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved
+from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -35,8 +35,8 @@ from whimbrel.log.codec import ROWS
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
-from whimbrel.outlet.outlet import Outlet, Watch
-from whimbrel.outlet.sinks import Sink, StageSink
+from whimbrel.outlet.outlet import Outlet, Watch, Word
+from whimbrel.outlet.sinks import Sink, StageSink, Unfit
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.restoring import Restoring, no_store
 from whimbrel.site.status import told
@@ -82,6 +82,7 @@ class StageFlow:
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
         self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
+        self.outlet.check(role.journal.load(f"outlet/{stage.name}"))
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
@@ -110,9 +111,13 @@ class StageFlow:
         if self.savings is not None:
             self.savings.place(instances)
 
-    def _hear(self, notice: Notice, number: int) -> None:
+    def _hear(self, notice: Word, number: int) -> None:
+        writer = f"outlet/{self.stage.name}"
         if isinstance(notice, Parked):
-            self._role.dead.park(notice, writer=f"outlet/{self.stage.name}", counter=number)
+            self._role.dead.park(notice, writer=writer, counter=number)
+        elif isinstance(notice, Unfit):
+            why = f"{notice.error}; key {notice.key!r}, seq {notice.seq}"
+            self._role.dead.refuse(notice.sink, notice.seq, why, notice.values, writer=writer, counter=number)
         elif isinstance(notice, Saved):
             self._confirm(notice)
         elif not isinstance(notice, Closed):
