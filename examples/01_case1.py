@@ -43,7 +43,7 @@ def job(values: Path, averages: Path, rate: float | None) -> wb.Pipeline:
     source = wb.Csv(values, schema="sensor string, value double", rate=rate)
     pipeline = wb.Pipeline("case1", source, key="sensor")
     pipeline.stage("average", Average(), prepare=lambda df: df.where("value is not null"))
-    return pipeline.sink(wb.Csv(averages))
+    return pipeline.sink(wb.Csv(averages, overwrite=True))
 
 
 def make_values(path: Path) -> None:

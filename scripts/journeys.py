@@ -105,6 +105,7 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
         {"average-1": inbox}.__getitem__,
         SCHEMA,
         clock.__next__,
+        uptime=lambda: 0,
     )
     gateway.ingest([("s7", ("s7", 3.0), None)], writer="source", counter=0)
     gateway.ingest([good, ("s2", ("s2", 19.0), None)], writer="source", counter=2)
@@ -206,6 +207,7 @@ class Harness:
             self.inbox_of,
             SCHEMA,
             self.ticks.__next__,
+            uptime=lambda: 0,
         )
         sites = {"average-1": "cloud", "average-2": "edge-1"}
         self.coordinator = Coordinator("average", RouteTable("average-1"), sites, routers)

@@ -5,6 +5,7 @@ Nothing here runs anything: `whimbrel.run` does (app.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from whimbrel.core.operator import Operator, takes_context
 from whimbrel.gateway import sources
 from whimbrel.gateway.intake import Row, parse_schema
 from whimbrel.outlet import sinks
+from whimbrel.outlet.parquet import ParquetSink
 from whimbrel.outlet.sinks import Sink
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Csv:
     """Longer rows go to the dead letters."""
     columns: list[str] | None = None
     """As a sink: the columns, if not those of the first result."""
+    overwrite: bool = False
+    """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
         """This, to read from."""
@@ -41,7 +45,7 @@ class Csv:
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.CsvSink(Path(self.path), self.columns)
+        return sinks.CsvSink(Path(self.path), self.columns, self.overwrite)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class JsonLines:
     """Longer lines go to the dead letters."""
     identity: bool = False
     """As a sink: also write `_key, _epoch, _seq, _n, _ingress_us, _released_us`."""
+    overwrite: bool = False
+    """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
         """This, to read from."""
@@ -62,7 +68,7 @@ class JsonLines:
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.JsonLinesSink(Path(self.path), self.identity)
+        return sinks.JsonLinesSink(Path(self.path), self.identity, self.overwrite)
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,12 @@ class Parquet:
     """A folder of Parquet files, to write to."""
 
     path: str | Path
+    overwrite: bool = False
+    """Replace the files that another run wrote."""
 
     def sink(self) -> Sink:
         """This, to write to."""
-        return sinks.ParquetSink(Path(self.path))
+        return ParquetSink(Path(self.path), self.overwrite)
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,16 @@ class Pipeline:
     key: str
     event_time: str | None = None
     """A column with the time of the event; the time of arrival if there is none."""
+    max_ahead: float | None = 3600.0
+    """Seconds by which an event's time may be ahead of the gateway's clock. A record further ahead goes to the dead
+    letters: it would move event time, and fire every timer until then. None: any time is taken in."""
     stages: list[Stage] = field(default_factory=list)
     sinks: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ahead = self.max_ahead
+        if ahead is not None and not (isinstance(ahead, int | float) and 0 <= ahead < math.inf):
+            raise Refused(f"max_ahead must be a number of seconds >= 0, or None for no bound; got {ahead!r}")
 
     def stage(
         self,

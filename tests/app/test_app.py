@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ class Gone:
 
 
 def make(data: Path, *, temporary: bool, sites: Sequence[str] = ("cloud",), **more: Any) -> App:
-    pipeline = wb.Pipeline("p", source=[{"k": "a"}], key="k").stage("count", Count())
+    pipeline = wb.Pipeline("p", source=more.pop("source", [{"k": "a"}]), key="k").stage("count", Count())
     gone: Any = Gone()
     options: dict[str, Any] = {"keep": False, "trigger": "0 seconds", "max_backlog": 10, "watch": print, **more}
     app = App(pipeline, sites, data, temporary=temporary, spark=gone, **options)
@@ -127,3 +127,17 @@ def test_a_plan_whose_file_is_not_there_is_refused(tmp_path: Path, kind: type) -
         coordinator.plan(
             [(EVERYTHING, "s-2")], "edge", "fluid", "m1", **read_plan({"plan": kind(tmp_path / "plan.json")})
         )
+
+
+def test_waiting_for_a_source_that_failed_raises_what_it_failed_of(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"k": "a"}
+        raise OSError("the cable is cut")
+
+    app = make(tmp_path, temporary=False, source=wb.Items(rows, schema="k string"))
+    app.gateway.feed.start()
+    with pytest.raises(OSError, match="the cable is cut"):
+        app.wait(20)
+    assert app.status()["source"] == {"ended": False, "error": "OSError: the cable is cut"}
+    with pytest.raises(ConnectionRefusedError):
+        app.stop()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.core.errors import BadRecord, Unavailable
+from whimbrel.core.errors import BadRecord, Corrupt
 from whimbrel.core.record import Kind, Parked
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway import sources
@@ -44,8 +44,9 @@ class Line:
     def run(self, source: sources.Source) -> Feed:
         feed = self.feed(source)
         feed.start()
-        assert feed.ended.wait(10)
+        until(lambda: feed.ended.is_set() or feed.error, "it ends or fails")
         feed.stop()
+        assert feed.ended.is_set() == (feed.error is None)
         return feed
 
     def taken(self) -> list[tuple[Any, ...]]:
@@ -204,7 +205,7 @@ def test_whatever_a_bad_row_holds_it_can_be_kept(odd: Any) -> None:
 
 def test_a_long_row_is_kept_as_its_beginning() -> None:
     dead = DeadLetters(MemoryLog())
-    dead.put(BadRecord("wrong type", "no"), "source", 0, {"text": "x" * 100_000})
+    dead.put(BadRecord("wrong type", "no"), "rows.csv", 0, {"text": "x" * 100_000}, writer="source", counter=0)
     assert len(dead.read()[0].record) == 1_000
 
 
@@ -212,11 +213,11 @@ def test_a_feed_whose_gateway_cannot_write_tells_it(tmp_path: Path) -> None:
     line = Line()
 
     def append(*args: Any, **named: Any) -> int | None:
-        raise Unavailable("it is not there")
+        raise Corrupt("it is no log")
 
     line.ingress.append = append  # type: ignore[method-assign]
     feed = line.run(items(row(1)))
-    assert isinstance(feed.error, Unavailable)
+    assert isinstance(feed.error, Corrupt)
 
 
 # ── Parked records ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,10 +232,10 @@ def test_a_parked_record_that_is_heard_again_is_kept_once(tmp_path: Path) -> Non
     dead = DeadLetters(log)
     heard = [(parked(5), 0), (parked(3, key="b"), 1), (parked(6), 2)]
     for notice, number in heard:
-        dead.park(notice, "outbox-s-1", number)
+        dead.park(notice, writer="outlet/s", counter=number)
     again = DeadLetters(EmbeddedLog(tmp_path / "dead.db"))
     for notice, number in heard:
-        again.park(notice, "outbox-s-1", number)
+        again.park(notice, writer="outlet/s", counter=number)
     assert [(letter.position, letter.reason, letter.message) for letter in again.read()] == [
         (5, "operator failed", "ValueError: no"),
         (3, "operator failed", "ValueError: no"),
@@ -244,8 +245,8 @@ def test_a_parked_record_that_is_heard_again_is_kept_once(tmp_path: Path) -> Non
 
 
 def test_two_rows_that_prepare_made_of_one_record_are_both_kept() -> None:
-    """They share the record's `seq`; what tells them apart is where their notices stand in the outbox."""
+    """They share the record's `seq`; what tells them apart is the number of each notice."""
     dead = DeadLetters(MemoryLog())
-    dead.park(parked(5, error="first"), "outbox-s-1", 0)
-    dead.park(parked(5, error="second"), "outbox-s-1", 1)
+    dead.park(parked(5, error="first"), writer="outlet/s", counter=0)
+    dead.park(parked(5, error="second"), writer="outlet/s", counter=1)
     assert [letter.message for letter in dead.read()] == ["first", "second"]

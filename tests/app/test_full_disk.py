@@ -21,8 +21,7 @@ from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
-from whimbrel.log import EmbeddedLog
-from whimbrel.log import disk as disks
+from whimbrel.log import EmbeddedLog, backoff
 from whimbrel.log.codec import records
 from whimbrel.log.disk import Disk, is_full
 from whimbrel.site import site as sites
@@ -31,8 +30,8 @@ from whimbrel.site.site import Site
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disks, "FIRST", 0.001)
-    monkeypatch.setattr(disks, "MOST", 0.01)
+    monkeypatch.setattr(backoff, "FIRST", 0.001)
+    monkeypatch.setattr(backoff, "MOST", 0.01)
 
 
 # ── How it shows ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,14 +97,14 @@ def test_a_feed_goes_on_when_there_is_room_and_every_row_comes_in_once(
     disk.fill(logs[small])
     feed.start()
     try:
-        until(lambda: feed.held_up is not None, "it stands still")
-        assert is_full(feed.held_up)
+        until(lambda: feed.backoff.error is not None, "it stands still")
+        assert is_full(feed.backoff.error)
         assert not feed.ended.is_set()
         disk.make_room()
         assert feed.ended.wait(10)
     finally:
         feed.stop()
-    assert (feed.error, feed.held_up) == (None, None)
+    assert (feed.error, feed.backoff.error) == (None, None)
     assert len(dead.read()) == 30
     taken = [record.body[1] for entry in logs["inbox"].read(0) for record in records(entry)]
     assert taken == [0.0, 1.0, 2.0]
@@ -134,7 +133,7 @@ def test_an_outlet_goes_on_when_there_is_room_and_everything_leaves_once(tmp_pat
     until(lambda: outlet.is_idle, "and what came later")
     assert office.deeds > at + 3
     outlet.stop()
-    assert (outlet.error, outlet.held_up) == (None, None)
+    assert (outlet.error, outlet.backoff.error) == (None, None)
     assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
     assert outlet.delivered == 13
     assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}

@@ -60,6 +60,7 @@ class World:
             self.logs.__getitem__,
             SCHEMA,
             lambda: self.step * 1_000,
+            uptime=lambda: self.step * 1_000_000,
             keep=self.keep,
             stores=self.stores,
         )
@@ -414,6 +415,7 @@ def test_where_events_have_no_time_of_their_own_the_clock_goes_on_without_them()
         SCHEMA,
         lambda: world.step * 1_000,
         wall_clock=True,
+        uptime=lambda: world.step * 1_000_000,
     )
     for world.step in (3, 4):
         gateway.tick(world.step)

@@ -17,14 +17,17 @@ from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said, Saved
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.outlet.outlet import Outlet
-from whimbrel.outlet.sinks import JsonLinesSink, Mark, ParquetSink, Sink
+from whimbrel.outlet.outlet import Outlet, Word
+from whimbrel.outlet.parquet import ParquetSink
+from whimbrel.outlet.sinks import JsonLinesSink, Mark, Sink, Unfit
 
 A = Selection(keys=frozenset({"a"}))
 READY = Ready("m1", "s-2", 0, 1)
 CLOSED = Closed("m1", "s-1", 0, 1, A, 1)
 OPENED = Opened("m1", "s-2", 0, 1)
 PARKED = Parked("s-1", "b", 7, "gateway", "ValueError: no", "{}")
+HELD = Parked("s-2", "a", 7, "gateway", "ValueError: no", "{}", 1)
+"""Of the destination's epoch: the gate holds it back until the source's is closed."""
 
 
 def results(key: str, epoch: int, *seqs: int) -> list[Result]:
@@ -34,6 +37,10 @@ def results(key: str, epoch: int, *seqs: int) -> list[Result]:
 def said(*groups: tuple[list[Result], list[Notice]]) -> bytes:
     """An outbox entry: what each group of one micro-batch said."""
     return wire.pack(Said([Outgoing(*group) for group in groups]))
+
+
+BEGUN = 3
+"""Deeds of the commit with which an outlet begins."""
 
 
 class Died(Exception):
@@ -50,7 +57,7 @@ class Office:
             self.write(name, *blobs)
         self.saved: bytes | None = None
         self.heard: list[Notice] = []
-        self.places: dict[tuple[str, int], Notice] = {}
+        self.numbers: dict[int, Notice] = {}
         self.deeds = 0
         self.kill_at = kill_at
 
@@ -63,10 +70,12 @@ class Office:
         if self.deeds - 1 == self.kill_at:
             raise Died
 
-    def hear(self, notice: Notice, outbox: str, place: int) -> None:
+    def hear(self, notice: Word, number: int) -> None:
         self.deed()
+        assert not isinstance(notice, Unfit)
         self.heard.append(notice)
-        assert self.places.setdefault((outbox, place), notice) == notice, "another notice at the same place"
+        assert self.numbers.setdefault(number, notice) == notice, "another notice under the same number"
+        assert list(self.numbers) == sorted(self.numbers), "a receiver would take a lower number for a repetition"
         self.deed()
 
     def save(self, blob: bytes) -> None:
@@ -109,11 +118,15 @@ class Watched:
     def open(self, mark: Mark | None) -> None:
         self.sink.open(mark)
 
-    def write(self, results: list[Result], now_us: int) -> None:
+    def check(self, mark: Mark | None) -> None:
+        self.sink.check(mark)
+
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
         self.deed()
-        self.sink.write(results, now_us)
+        refused = self.sink.write(results, now_us)
         self.sink.commit()
         self.deed()
+        return refused
 
     def commit(self) -> Mark:
         return self.sink.commit()
@@ -129,7 +142,7 @@ MOVE = {
     # The destination is ahead: its first results of epoch 1 are here before the source's last of epoch 0.
     "s-2": [
         said((results("c", 0, 1), [READY])),
-        said((results("a", 1, 5, 6), []), (results("c", 0, 2), [OPENED])),
+        said((results("a", 1, 5, 6), []), (results("c", 0, 2), [HELD, OPENED])),
         said((results("a", 1, 7), [])),
     ],
     "s-1": [
@@ -140,7 +153,7 @@ MOVE = {
     ],
 }
 EXPECTED = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [1, 2, 3], "c": [1, 2]}
-NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED]
+NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED, HELD]
 
 
 def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path) -> None:
@@ -152,7 +165,7 @@ def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path)
     assert outlet.gate.refused == 0
 
 
-DEEDS = 21
+DEEDS = 26
 
 
 @pytest.mark.parametrize("kill_at", range(DEEDS))
@@ -167,7 +180,7 @@ def test_wherever_the_process_dies_everything_leaves_once_and_every_notice_is_he
     assert office.deeds > kill_at
     assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
     assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}
-    assert len(office.places) == len(NOTICES), "what is heard again comes with the same place"
+    assert len(office.numbers) == len(NOTICES), "what is heard again comes with the same number"
     assert outlet.delivered == 13
 
 
@@ -222,10 +235,10 @@ def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
 
-    def hear_if_there(notice: Notice, outbox: str, place: int) -> None:
+    def hear_if_there(notice: Word, number: int) -> None:
         if away:
             raise Unavailable("nobody is there")
-        hear(notice, outbox, place)
+        hear(notice, number)
 
     monkeypatch.setattr(office, "hear", hear_if_there)
     outlet = office.open()
@@ -246,7 +259,7 @@ def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
 
 
 def test_what_is_delivered_is_trimmed_and_not_before(tmp_path: Path) -> None:
-    office = Office(tmp_path, MOVE, kill_at=1)
+    office = Office(tmp_path, MOVE, kill_at=BEGUN + 1)
     outlet = office.open()
     until(lambda: outlet.error, "the death")
     assert [box.head() for box in office.outboxes.values()] == [0, 0], "nothing is committed yet"
@@ -268,12 +281,12 @@ def test_a_sink_that_would_rather_wait_is_committed_at_the_end_all_the_same(tmp_
     assert not outlet.is_idle, "delivered, but not committed"
     outlet.stop()
     assert outlet.is_idle
-    assert len(saved) == 1
+    assert len(saved) == 2, "when it began, and at the end"
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
 
 
 def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None:
-    office = Office(tmp_path, MOVE, kill_at=0)
+    office = Office(tmp_path, MOVE, kill_at=BEGUN)
     outlet = office.open()
     until(lambda: outlet.error, "the error")
     assert isinstance(outlet.error, Died)
@@ -281,7 +294,7 @@ def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None
     outlet.stop()
 
 
-def _never(notice: Notice, outbox: str, place: int) -> Any:
+def _never(notice: Word, number: int) -> Any:
     raise AssertionError(notice)
 
 

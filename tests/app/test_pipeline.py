@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_before_anything_runs_and_leaves_nothing_behind(
 
 
 def test_a_file_that_is_not_there_is_said_before_anything_runs(temporary: Path) -> None:
-    with pytest.raises(wb.Retry, match=r"nowhere\.csv"):
+    with pytest.raises(wb.Refused, match=r"nowhere\.csv"):
         wb.run(pipeline(wb.Csv("nowhere.csv")).stage("count", Count()))
     assert list(temporary.iterdir()) == []
 

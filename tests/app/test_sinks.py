@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, Refused
+from whimbrel.core.errors import Corrupt, Refused, Retry
 from whimbrel.core.record import Result
-from whimbrel.outlet.sinks import CsvSink, FunctionSink, JsonLinesSink, Mark, ParquetSink, Sink, StageSink
+from whimbrel.outlet.parquet import ParquetSink
+from whimbrel.outlet.sinks import CsvSink, FunctionSink, JsonLinesSink, Mark, Sink, StageSink
 
 
 def result(number: int, **values: Any) -> Result:
@@ -47,10 +48,10 @@ def read_parquet(path: Path) -> list[int]:
     return [row["n"] for file in sorted(path.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
-KINDS: dict[str, tuple[Callable[[Path], Sink], Callable[[Path], list[int]]]] = {
-    "csv": (CsvSink, read_csv),
-    "csv with columns": (lambda path: CsvSink(path, ["n", "text"]), read_csv),
-    "json lines": (JsonLinesSink, read_json),
+KINDS: dict[str, tuple[Callable[..., Sink], Callable[[Path], list[int]]]] = {
+    "csv": (lambda path, overwrite=False: CsvSink(path, None, overwrite), read_csv),
+    "csv with columns": (lambda path, overwrite=False: CsvSink(path, ["n", "text"], overwrite), read_csv),
+    "json lines": (lambda path, overwrite=False: JsonLinesSink(path, False, overwrite), read_json),
     "parquet": (ParquetSink, read_parquet),
 }
 WRITES = [range(3), range(3, 4), range(4, 9), range(9, 10)]
@@ -64,12 +65,14 @@ def run(make: Callable[[], Sink], journal: dict[str, Any], crash: tuple[int, str
     """Write everything from the last stored mark on, a commit after each write; die at a point of a given write."""
     sink = make()
     sink.open(stored(journal["mark"]) if journal else None)
+    if not journal:  # as the outlet does it: from now on the files are this run's
+        journal |= {"mark": stored(sink.commit()), "written": 0}
     for number in range(journal.get("written", 0), len(WRITES)):
         for point in ("write", "commit", "store", "committed"):
             if crash == (number, point):
                 raise Crash
             if point == "write":
-                sink.write([result(n) for n in WRITES[number]], 30)
+                assert sink.write([result(n) for n in WRITES[number]], 30) == []
             elif point == "commit":
                 mark = sink.commit()
             elif point == "store":
@@ -115,12 +118,52 @@ def test_what_was_written_but_not_committed_is_on_disk_and_taken_back(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_from_the_beginning_replaces_what_an_earlier_run_wrote(tmp_path: Path, kind: str) -> None:
+def test_what_another_run_wrote_is_replaced_only_if_that_is_wanted(tmp_path: Path, kind: str) -> None:
     make, read = KINDS[kind]
     path = tmp_path / "results"
-    for _ in range(2):
-        run(lambda: make(path), {}, None)
+    for overwrite in (False, True):
+        run(lambda overwrite=overwrite: make(path, overwrite), {}, None)  # type: ignore[misc]
         assert read(path) == list(range(10))
+    before = sorted((file, file.read_bytes()) for file in [path, *path.glob("*")] if file.is_file())
+    for act in (Sink.check, Sink.open):
+        with pytest.raises(Refused, match=r"results holds .* did not write; .*overwrite=True.*data=.*another path"):
+            getattr(make(path), act.__name__)(None)
+    assert sorted((file, file.read_bytes()) for file in [path, *path.glob("*")] if file.is_file()) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_with_another_path_begins_there_and_destroys_nothing(tmp_path: Path, kind: str) -> None:
+    make, read = KINDS[kind]
+    journal: dict[str, Any] = {}
+    run(lambda: make(tmp_path / "old"), journal, None)
+    run(lambda: make(tmp_path / "foreign"), {}, None)
+    with pytest.raises(Refused, match="foreign holds"):
+        make(tmp_path / "foreign").open(stored(journal["mark"]))
+    assert read(tmp_path / "foreign") == list(range(10))
+    sink = make(tmp_path / "new")
+    sink.open(stored(journal["mark"]))
+    sink.write([result(10)], 30)
+    sink.commit()
+    sink.close()
+    assert (read(tmp_path / "new"), read(tmp_path / "old")) == ([10], list(range(10)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_path_of_the_wrong_kind_is_said_before_anything_is_written(tmp_path: Path, kind: str) -> None:
+    make, _ = KINDS[kind]
+    path = tmp_path / "results"
+    if kind == "parquet":
+        path.write_text("")
+    else:
+        path.mkdir()
+    with pytest.raises(Refused, match="choose another path"):
+        make(path).check(None)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json lines"])
+def test_an_empty_file_is_nobodys(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "results").write_text("")
+    KINDS[kind][0](tmp_path / "results").check(None)
 
 
 @pytest.mark.parametrize("kind", ["csv", "json lines"])
@@ -164,13 +207,15 @@ def test_a_result_with_a_new_column_is_refused_and_told_the_way_out(tmp_path: Pa
     sink.open(None)
     sink.write([result(0, a=1)], 30)
     mark = stored(sink.commit())
-    with pytest.raises(Refused, match=r"no column \['late'\].*columns="):
-        sink.write([result(1, a=2, late=3)], 30)
     again = CsvSink(tmp_path / "a.csv")
     again.open(mark)
-    with pytest.raises(Refused, match="late"):
-        again.write([result(1, a=2, late=3)], 30)
-    assert (tmp_path / "a.csv").read_text() == "a\n1\n"
+    (refused,) = again.write([result(1, a=2, late=3), result(2, a=4)], 30)
+    assert (refused.sink, refused.key, refused.seq) == (str(tmp_path / "a.csv"), "k1", 1)
+    assert refused.values == '{"a":2,"late":3}'
+    assert "no column ['late']" in refused.error
+    assert "columns=" in refused.error
+    again.commit()
+    assert (tmp_path / "a.csv").read_text() == "a\n1\n4\n"
 
 
 # ── JSON lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,6 +235,17 @@ def test_json_lines_may_tell_who_made_a_result_out_of_what_and_when(tmp_path: Pa
         assert {name: value for name, value in line.items() if name[0] == "_"} == (names if identity else {})
 
 
+def test_a_value_that_is_no_json_is_refused_alone(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "a.jsonl")
+    sink.open(None)
+    (refused,) = sink.write([result(0, n=1), result(1, n=2, odd="\ud800"), result(2, n=3)], 30)
+    assert (refused.key, refused.seq) == ("k1", 1)
+    assert "column 'odd'" in refused.error
+    assert "ud800" in refused.values
+    sink.commit()
+    assert read_json(tmp_path / "a.jsonl") == [1, 3]
+
+
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -205,12 +261,50 @@ def test_a_parquet_file_has_every_column_that_some_result_has(tmp_path: Path) ->
     ]
 
 
-def test_values_that_fit_no_parquet_column_are_refused_by_name(tmp_path: Path) -> None:
-    sink = ParquetSink(tmp_path)
-    sink.open(None)
-    sink.write([result(0, a=1), result(1, a="one")], 30)
-    with pytest.raises(Refused, match="'a'"):
-        sink.commit()
+BIG = 2**53 + 1
+"""A whole number that no double is."""
+
+COLUMNS: dict[str, tuple[list[list[Any]], list[Any], list[int]]] = {
+    # Values of one column, a list a write; what the file holds; which are refused.
+    "a text among numbers": ([[1, "one", 2]], [1, 2], [1]),
+    "a number among texts": ([["one", 1, None]], ["one", None], [1]),
+    "a text in a later write": ([[1], ["one", 2]], [1, 2], [1]),
+    "no bool is a number": ([[1, True]], [1], [1]),
+    "fractions widen whole numbers": ([[1, 1.5], [2]], [1.0, 1.5, 2.0], []),
+    "in a later write too": ([[1], [1.5]], [1.0, 1.5], []),
+    "unless a whole number would change": ([[BIG], [1.5, 2]], [BIG, 2], [1]),
+    "nor does a whole number change": ([[1.5], [BIG, 2]], [1.5, 2.0], [1]),
+    "too large a number": ([[1, 2**63, 2]], [1, 2], [1]),
+    "nothing first": ([[None], [None, "x"], [1]], [None, None, "x"], [3]),
+    "lists": ([[[]], [[1], ["x"], [2.5]]], [[], [1.0], [2.5]], [2]),
+    "objects gain fields": ([[{"a": 1}], [{"b": 2}, {"a": "x"}]], [{"a": 1, "b": None}, {"a": None, "b": 2}], [2]),
+    "an object without fields": ([[{}], [{"a": 1}, {}]], [{"a": 1}, {"a": None}], [0]),
+}
+
+
+@pytest.mark.parametrize("commits", [False, True], ids=["one file", "a file a write"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_keeps_its_type_or_widens_and_what_does_not_fit_is_refused_alone(
+    tmp_path: Path, name: str, commits: bool
+) -> None:
+    writes, kept, bad = COLUMNS[name]
+    sink, number, refused, mark = ParquetSink(tmp_path), 0, list[Any](), None
+    for values in writes:
+        if commits or not number:  # a restart between two commits: types are part of the mark
+            sink = ParquetSink(tmp_path)
+            sink.open(mark)
+        refused += sink.write([result(number + place, n=number + place, a=a) for place, a in enumerate(values)], 30)
+        number += len(values)
+        mark = stored(sink.commit()) if commits else None
+    sink.commit()
+    files = [pq.read_table(file) for file in sorted(tmp_path.glob("*.parquet"))]
+    rows = [row for file in files for row in file.to_pylist()]
+    assert [one.seq for one in refused] == [one for one in bad if one not in [row["n"] for row in rows]]
+    if not commits:
+        assert [row["a"] for row in rows] == kept
+        assert [one.seq for one in refused] == bad
+    assert all("column 'a'" in one.error for one in refused)
+    assert sorted([one.seq for one in refused] + [row["n"] for row in rows]) == list(range(number)), "none is lost"
 
 
 def test_files_that_are_not_the_sinks_own_stay(tmp_path: Path) -> None:
@@ -220,7 +314,7 @@ def test_files_that_are_not_the_sinks_own_stay(tmp_path: Path) -> None:
         path.write_text("not ours")
     mine = tmp_path / "part-000000.parquet"
     pq.write_table(pa.table({"n": [99]}), mine)
-    ParquetSink(tmp_path).open(None)
+    ParquetSink(tmp_path, overwrite=True).open(None)
     assert all(path.read_text() == "not ours" for path in foreign)
     assert not mine.exists()
 
@@ -228,7 +322,8 @@ def test_files_that_are_not_the_sinks_own_stay(tmp_path: Path) -> None:
 def test_a_commit_with_nothing_new_makes_no_file(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path)
     sink.open(None)
-    assert sink.commit() == sink.commit() == {"files": 0}
+    assert sink.commit() == sink.commit()
+    assert sink.commit()["files"] == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,6 +338,18 @@ def test_a_function_gets_the_values_or_the_whole_result() -> None:
         sink.write([result(1)], 30)
         assert sink.commit() == {}
     assert (values, whole) == ([result(1).values], [result(1)])
+
+
+def test_a_function_that_raises_is_named_and_one_that_asks_for_another_try_is_not_wrapped() -> None:
+    def account(values: dict[str, Any]) -> None:
+        raise Retry("busy") if values["n"] else KeyError("no such account")
+
+    sink = FunctionSink(account)
+    sink.open(None)
+    with pytest.raises(Refused, match=r"account raised KeyError: 'no such account', for key 'k0', seq 0"):
+        sink.write([result(0, n=0)], 30)
+    with pytest.raises(Retry, match="busy"):
+        sink.write([result(0, n=1)], 30)
 
 
 class NextStage:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whimbrel.core.errors import BadRecord, Refused, Unavailable
+from whimbrel.core.errors import BadRecord, Refused
 from whimbrel.gateway.intake import Intake, parse_schema
 from whimbrel.gateway.sources import CsvSource, Items, JsonLinesSource, Source
 
@@ -174,5 +174,5 @@ def test_a_bad_line_keeps_its_text_for_whoever_looks_for_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", [CsvSource, JsonLinesSource])
 def test_a_file_that_is_not_there_is_a_clear_error(tmp_path: Path, kind: Any) -> None:
-    with pytest.raises(Unavailable, match=r"nowhere\.csv"):
+    with pytest.raises(Refused, match=r"nowhere\.csv"):
         kind(tmp_path / "nowhere.csv", None, None).schema()

@@ -13,6 +13,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
+from whimbrel.cli.processes import _finished
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -288,3 +289,38 @@ def test_a_role_runs_once_in_a_directory(house: House) -> None:
         GatewayProcess(house.pipeline, house.data)
     with pytest.raises(Conflict, match="another run uses"):
         wb.run(house.pipeline, SITES, data=house.data)
+
+
+# ── What ends for good ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def failing_source() -> Iterator[dict[str, Any]]:
+    yield {"k": "a"}
+    raise OSError("the cable is cut")
+
+
+def failing_sink(values: dict[str, Any]) -> None:
+    raise ValueError("no such account")
+
+
+@pytest.mark.parametrize("what", ["source", "sink"])
+def test_what_failed_for_good_has_not_finished_and_ends_up_with_the_reason(house: House, what: str) -> None:
+    """`up --until-done` must neither say that everything is delivered nor wait for ever."""
+    house.pipeline.source = wb.Items(failing_source if what == "source" else [], schema="k string")
+    house.pipeline.sinks[:] = [failing_sink]
+    control = house.begin().control
+    role = house.open().role
+    has_finished = _finished(house.data)
+    for name in SITES:
+        house.beat(name)
+    if what == "sink":
+        house.say("count-1", result(1))
+    until(lambda: role.errors(), "it fails")
+    until(control.failure, "the orchestrator hears of it")
+
+    with pytest.raises(wb.WhimbrelError, match="the cable is cut" if what == "source" else "no such account"):
+        until(has_finished, "`up` ends")
+    assert not control.has_finished()
+    status = control.status()
+    assert status["source"]["ended"] == (what == "sink")
+    assert ("the cable is cut" in str(status["source"]["error"])) == (what == "source")

@@ -119,8 +119,8 @@ def test_a_gate_that_was_never_used_can_be_restored() -> None:
 # ── What operators gave up ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parked(key: str, epoch: int, seq: int) -> tuple[Parked, str, int]:
-    return Parked("a", key, seq, "r", "no", "{}", epoch), "a", seq
+def parked(key: str, epoch: int, seq: int) -> Parked:
+    return Parked("a", key, seq, "r", "no", "{}", epoch)
 
 
 def test_what_was_given_up_takes_the_same_way_as_results() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,41 @@ from whimbrel.core.record import Emissions, Kind, Parked, Record
 
 def apply(instance: Instance, *records: Record) -> Emissions:
     return instance.apply(records)
+
+
+class Dice(operator.Operator):
+    """Draws three numbers for each record and for each timer; a record `raise` draws them and then fails once."""
+
+    tries = 2
+    failed = False
+
+    def process(self, key: str, event: str, state: Any, emit: Emit, ctx: Context) -> None:
+        emit(drawn=[ctx.random.random() for _ in range(3)])
+        if event == "raise" and not self.failed:
+            self.failed = True
+            raise ValueError(event)
+        if event == "timers":
+            for moment in (10, 20):
+                ctx.timer(timedelta(microseconds=moment - ctx.now_us))
+
+    def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
+        emit(drawn=[ctx.random.random() for _ in range(3)])
+
+
+def drawn(*records: Record) -> list[list[float]]:
+    return [result.values["drawn"] for result in Instance("s-1", Dice(), str).apply(records).results]
+
+
+def test_draws_differ_within_a_call_between_keys_records_and_timers_and_a_replay_draws_the_same() -> None:
+    records = [data("k", 1, "timers"), data("j", 1, "x"), data("k", 2, "x", at=30)]
+    first = drawn(*records)
+    assert len(first) == 5, "the two timers are due when the last record comes"
+    assert len({number for numbers in first for number in numbers}) == 15
+    assert drawn(*records) == first
+
+
+def test_a_second_try_draws_what_the_first_one_drew() -> None:
+    assert drawn(data("k", 1, "raise")) == drawn(data("k", 1, "x"))
 
 
 # ── Records ──────────────────────────────────────────────────────────────────────────────────────────────────────────

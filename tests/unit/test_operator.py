@@ -67,15 +67,6 @@ def test_time_is_the_records_time(context: Context) -> None:
     assert context.now == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
-def test_chance_falls_the_same_way_for_the_same_record(context: Context) -> None:
-    first = [context.random.random() for _ in range(3)]
-    assert first[0] == first[1] == first[2]
-    context.seq = 8
-    assert context.random.random() != first[0]
-    context.seq, context.key = 7, "j"
-    assert context.random.random() != first[0]
-
-
 def test_timers_are_sorted_and_the_same_moment_is_one_timer(context: Context) -> None:
     context.timer(timedelta(seconds=2))
     context.timer(timedelta(seconds=1))

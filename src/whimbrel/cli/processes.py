@@ -13,7 +13,7 @@ import typer
 from whimbrel.control.access import make_token
 from whimbrel.control.peers import DEAD, SUSPECT
 from whimbrel.control.remote import remote
-from whimbrel.core.errors import Conflict, Refused, Retry
+from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
 from whimbrel.log.disk import RESERVE
 from whimbrel.processes.deployment import Deployment, load_job
 from whimbrel.processes.gateway import GatewayProcess
@@ -155,7 +155,7 @@ def _say(line: str) -> None:
 
 
 def _finished(data: Path) -> Callable[[], bool]:
-    """Asks the orchestrator, once a second."""
+    """Asks the orchestrator, once a second. Raises if it will never finish."""
     asked = time.monotonic()
     there = remote(Settled, lambda: address_in(data), make_token(data))
 
@@ -165,9 +165,14 @@ def _finished(data: Path) -> Callable[[], bool]:
             return False
         asked = time.monotonic()
         try:
-            return there.has_finished()
+            failure = there.failure()
+            if failure is None:
+                return there.has_finished()
         except Retry:
             return False
+        raise WhimbrelError(
+            f"not everything is delivered, for good: {failure}; mend that, and run the same command again to go on"
+        )
 
     return has_finished
 

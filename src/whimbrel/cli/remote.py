@@ -57,7 +57,7 @@ def status(
     with _connected(url, token, data, certificate) as client:
         found = client.status()
     console, records = Console(), found["records"]
-    ended = "ended" if found["source"]["ended"] else "open"
+    ended = "failed" if found["source"]["error"] else "ended" if found["source"]["ended"] else "open"
     counts = ", ".join(f"{name.replace('_', '-')} {count:,}" for name, count in records.items())
     console.print(f"[bold]{escape(found['pipeline'])}[/]: {counts}; source {ended}")
     table = _table("stage", "instance", "site", "keys>", "state>", "batch ms>", "")
@@ -75,8 +75,11 @@ def status(
         console.print("under way: " + ", ".join(f"{id} {phase}" for id, phase in moving.items()))
     for full in found.get("disks", {}).values():
         console.print(f"[bold yellow]{escape(full)}[/]")
-    if found["error"]:
-        console.print(f"[bold red]{escape(found['error'])}[/]")
+    for name, one in found.get("held_up", {}).items():
+        told = f"{name}: held up for {one['for_s']:.0f} s, next try in {one['retry_s']:.0f} s: {one['why']}"
+        console.print(f"[bold yellow]{escape(told)}[/]")
+    for error in filter(None, (found["source"]["error"], found["error"])):
+        console.print(f"[bold red]{escape(error)}[/]")
     _write(found, json)
 
 

@@ -352,6 +352,7 @@ class Control:
             "stages": {name: one.status(flow.stages.get(name, FlowStatus())) for name, one in self.stages.items()},
             "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
             "disks": {name: full for name, full in disks.items() if full},
+            "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},
             "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
         }
 

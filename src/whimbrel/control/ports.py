@@ -18,6 +18,7 @@ import msgspec
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.log.backoff import HeldUp
 from whimbrel.site.status import SiteStatus
 
 
@@ -97,12 +98,14 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     dead_letters: dict[str, int] = {}
     """By reason."""
     ended: bool = False
-    """Whether the source has ended."""
+    """Whether the source has ended and all its rows are taken in; never true of one that has failed."""
     error: str | None = None
-    """What ended it, if it did not end by itself."""
+    """What the source, or the gateway's snapshots, failed of, for good."""
     stages: dict[str, FlowStatus] = {}
     disk: str | None = None
     """Why nothing is taken in, or delivered: its disk is full."""
+    held_up: dict[str, HeldUp] = {}
+    """What waits for an error to pass: `source`, `outlet of <stage>`, `snapshots`."""
 
 
 class GatewayPort(Protocol):

@@ -28,9 +28,6 @@ from whimbrel.core import wire
 from whimbrel.core.keys import KeyMap
 from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
 
-Letter = tuple[Parked, str, int]
-"""What an operator gave up, the outbox that says so, and its place there."""
-
 
 class Snapshot(msgspec.Struct):
     """All that a gate must remember."""
@@ -38,7 +35,7 @@ class Snapshot(msgspec.Struct):
     epochs: tuple[list[int], dict[str, int]]
     held: list[Result]
     refused: int
-    letters: list[Letter] = []
+    letters: list[Parked] = []
     ahead: list[Opened] = []
     unsure: list[Saved] = []
     evicted: list[Evicted] = []
@@ -51,7 +48,7 @@ class Gate:
     def __init__(self) -> None:
         self.epochs = KeyMap(0)
         self.held: dict[str, list[Result]] = {}
-        self.letters: list[Letter] = []
+        self.letters: list[Parked] = []
         """Held back as results are."""
         self.ahead: list[Opened] = []
         """Who owns keys for which others may still speak."""
@@ -95,22 +92,22 @@ class Gate:
         freed = [key for key in self.held if key in closed.selection]
         return self.offer([result for key in freed for result in self.held.pop(key)])
 
-    def park(self, letter: Letter) -> list[Letter]:
+    def park(self, letter: Parked) -> list[Parked]:
         """Take in what an operator gave up; return it if it may go out now."""
         return self._sort([letter])
 
-    def let_go(self) -> list[Letter]:
+    def let_go(self) -> list[Parked]:
         """After an epoch was closed: of what operators gave up, all that may go out now."""
         letters, self.letters = self.letters, []
         return self._sort(letters)
 
-    def _sort(self, letters: list[Letter]) -> list[Letter]:
+    def _sort(self, letters: list[Parked]) -> list[Parked]:
         released = []
         for letter in letters:
-            current = self.current(letter[0].key)
-            if letter[0].epoch == current:
+            current = self.current(letter.key)
+            if letter.epoch == current:
                 released.append(letter)
-            elif letter[0].epoch > current:
+            elif letter.epoch > current:
                 self.letters.append(letter)
             else:
                 self.refused += 1

@@ -30,7 +30,7 @@ from whimbrel.core.delta import LARGE_DELTA, Delta, Gathered, Moves, packed, unp
 from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
-from whimbrel.core.operator import Context, Operator, shape_of, takes_context, uses_timers
+from whimbrel.core.operator import RECORD, TIMER, Context, Operator, shape_of, takes_context, uses_timers
 from whimbrel.core.record import (
     Buffered,
     Emissions,
@@ -207,6 +207,7 @@ class Instance:
         key, context = record.key, self._context
         if self._extra:
             context.key, context.now_us, context.seq, context.timers = key, record.event_us, record.seq, entry.timers
+            context.chance = RECORD
         self.operator.process(key, record.body, entry.state, self._emit, *self._extra)
 
     def _attempt(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> bool:
@@ -337,7 +338,7 @@ class Instance:
     def _expire(self, entry: Entry, record: Record) -> None:
         context = self._context
         context.key, context.now_us, context.seq = record.key, entry.timers.pop(0), record.seq
-        context.timers = entry.timers
+        context.timers, context.chance = entry.timers, TIMER
         self.operator.on_timer(record.key, entry.state, self._emit, context)
 
     def _lapse(self, entry: Entry, record: Record) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from whimbrel.core.errors import Refused
 
 Emit = Callable[..., None]
+RECORD, TIMER = "record", "timer"
 
 
 class State(msgspec.Struct):
@@ -28,11 +29,13 @@ class State(msgspec.Struct):
 class Context:
     """Time, chance and timers, for an operator that asks for them: `process(self, key, event, state, emit, ctx)`."""
 
-    __slots__ = ("key", "now_us", "seq", "timers")
+    __slots__ = ("chance", "key", "now_us", "seq", "timers")
 
     def __init__(self) -> None:
         self.key, self.now_us, self.seq = "", 0, 0
         self.timers: list[int] = []
+        self.chance: random.Random | str = RECORD
+        """What is called: `RECORD` or `TIMER`; from the first draw on, the Random of this call."""
 
     @property
     def now(self) -> datetime:
@@ -41,8 +44,12 @@ class Context:
 
     @property
     def random(self) -> random.Random:
-        """Chance that falls the same way each time this record is applied."""
-        return random.Random(f"{self.key}/{self.seq}")
+        """One Random for this call, seeded with the key, the record's `seq` and a timer's moment: a replay draws the
+        same numbers."""
+        if isinstance(self.chance, str):
+            moment = f"/{self.now_us}" if self.chance == TIMER else ""
+            self.chance = random.Random(f"{self.key}/{self.seq}{moment}")
+        return self.chance
 
     def timer(self, at: datetime | timedelta) -> None:
         """Call `on_timer` at a moment of event time, or that long after now. The same moment twice fires once."""

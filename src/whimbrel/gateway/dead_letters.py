@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.record import Parked
+from whimbrel.log.chunks import chunked
 from whimbrel.log.contract import Log
 
 SNIPPET = 1_000
@@ -21,40 +23,54 @@ class DeadLetter(msgspec.Struct, frozen=True):
     message: str
     source: str
     position: int
-    """A source's row number; for a parked record its `seq`."""
+    """A source's row number; for a parked record, and for a result, its `seq`."""
     record: str
-    """The record, or its beginning."""
+    """The record or the result, or its beginning."""
 
 
 class DeadLetters:
-    """A log of dead letters, and how many there are of each reason."""
+    """A log of dead letters, and how many there are of each reason.
+
+    Each writer numbers its letters with a counter that only grows, and repeats a letter under the same number: the log
+    takes a number that is not above the writer's last one for a repetition, and drops it.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.counts = Counter(letter.reason for letter in self.read())
+        self.counts = Counter(letter.reason for letter in self)
 
-    def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, counter: int | None = None) -> None:
-        """Keep a row that could not be taken in. Put again under the same `counter`, it is kept once.
+    def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, writer: str, counter: int) -> None:
+        """Keep a row that could not be taken in. Counters of a writer must grow: see `DeadLetters`."""
+        self._append(DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET]), writer, counter)
 
-        Counters of one source must grow: a letter with a lower one is taken for one that was kept before. Without a
-        counter it is the position.
-        """
-        letter = DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET])
-        self._append(letter, source, position if counter is None else counter)
-
-    def park(self, parked: Parked, outbox: str, counter: int) -> None:
-        """Keep a record that an operator failed on; `counter` is the place of its notice in the outbox."""
+    def park(self, parked: Parked, *, writer: str, counter: int) -> None:
+        """Keep a record that an operator failed on."""
         letter = DeadLetter("operator failed", parked.error, parked.src, parked.seq, parked.event[:SNIPPET])
-        self._append(letter, outbox, counter)
+        self._append(letter, writer, counter)
+
+    def refuse(self, sink: str, seq: int, why: str, values: str, *, writer: str, counter: int) -> None:
+        """Keep a result that a sink cannot hold."""
+        self._append(DeadLetter("sink refused", why, sink, seq, values[:SNIPPET]), writer, counter)
 
     def _append(self, letter: DeadLetter, writer: str, counter: int) -> None:
-        if self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter) is not None:
+        if counter > self._log.counter(writer):  # a source need not show a bad row twice in the same words
+            self._log.append(msgspec.json.encode(letter), count=1, writer=writer, counter=counter)
             self.counts[letter.reason] += 1
 
     def read(self) -> list[DeadLetter]:
         """All of them, in the order in which they came."""
-        entries = self._log.read(self._log.head())
-        return [msgspec.json.decode(entry.blob, type=DeadLetter) for entry in entries]
+        return list(self)
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """All of them, in the order in which they came, a chunk of the log at a time."""
+        for entry in chunked(self._log, self._log.head()):
+            yield msgspec.json.decode(entry.blob, type=DeadLetter)
+
+    def positions(self, writer: str, source: str, start: int) -> set[int]:
+        """The positions in a source, from `start` on, of which a writer has put letters."""
+        if self._log.counter(writer) < start:
+            return set()
+        return {letter.position for letter in self if letter.source == source and letter.position >= start}
 
 
 def _told(bad: BadRecord, row: Any) -> str:

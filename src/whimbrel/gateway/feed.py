@@ -1,31 +1,33 @@
 """The feed: a thread that carries a source's rows to the gateway at their rate, and bad ones to the dead letters.
 
 Rows travel in small batches, many a second: enough to spare the log, few enough to add no latency worth naming. When
-the inboxes have too much to do, or a disk is full, the feed waits: the source is the only place where a record may wait
-without harm.
+the inboxes have too much to do, a disk is full or a log is locked, the feed waits: the source is the only place where a
+record may wait without harm. A source that raises `Retry` is asked again, from the row behind the last one taken in.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.gateway import Gateway
-from whimbrel.gateway.intake import Intake
+from whimbrel.gateway.intake import Intake, Taken
 from whimbrel.gateway.sources import Numbered, Source
-from whimbrel.log.disk import persist
+from whimbrel.log.backoff import Backoff, Interrupted
 
+T = TypeVar("T")
 PERIOD = 0.02
 BATCH = 5_000
 PATIENCE = 5.0
 """Seconds that `stop` gives a source to come back."""
 WRITER = "source"
-"""In the ingress log the feed numbers its appends with the row it has come to."""
+"""In the ingress log the feed numbers its appends with the row it has come to, in the dead letters with the row."""
 
 
 class Feed:
@@ -36,9 +38,15 @@ class Feed:
     ) -> None:
         self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
         self.ended = threading.Event()
+        """The source has ended, and all its rows are taken in."""
         self.error: Exception | None = None
-        self.held_up: Exception | None = None
-        """A full disk that its rows cannot be written to, for the moment."""
+        """What the source or the gateway failed of, for good: then it has not ended."""
+        self.backoff = Backoff()
+        self._rows: Iterator[Numbered] | None = None
+        self._next = 0
+        """The number of the next row."""
+        self._set_aside: set[int] = set()
+        """Rows from there on that are dead letters already: by a later clock they might be taken in as well."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"feed-{source.name}", daemon=True)
 
@@ -55,40 +63,56 @@ class Feed:
     def _run(self) -> None:
         try:
             self._carry()
+        except Interrupted:
+            pass
         except Exception as error:  # whatever the user's iterable raises is told by status, not lost in a thread
             self.error = error
-        finally:
-            self.ended.set()
 
     def _carry(self) -> None:
-        rows = self.source.rows(self.gateway.ingress.counter(WRITER) + 1)
+        self._next = self._persist(lambda: self.gateway.ingress.counter(WRITER) + 1)
+        self._set_aside = self._persist(lambda: self.dead.positions(WRITER, self.source.name, self._next))
         due, last = 0.0, time.monotonic()
         while not self._stop.is_set():
-            while self.is_full() and not self._stop.wait(PERIOD):
+            while self._persist(self.is_full) and not self._stop.wait(PERIOD):
                 pass
             rate, now = self.source.rate, time.monotonic()
             due, last = BATCH if rate is None else due + (now - last) * rate, now
-            batch = list(islice(rows, min(int(due), BATCH)))
+            batch = self._persist(partial(self._read, min(int(due), BATCH)))
             if due >= 1 and not batch:
+                self.ended.set()
                 return
             if batch:
-                if not persist(partial(self._take, batch), self._stop.wait, self._hold_up):
-                    return
+                # Judged once: when it is repeated, an event may be no longer from the future.
+                self._persist(partial(self._take, batch, self._persist(partial(self._judge, batch))))
                 due -= len(batch)
+                self._next = batch[-1][0] + 1
             if rate is not None:
                 self._stop.wait(PERIOD)
 
-    def _hold_up(self, error: Exception | None) -> None:
-        self.held_up = error
+    def _persist(self, act: Callable[[], T]) -> T:
+        return self.backoff.until_done(act, self._stop.wait)
 
-    def _take(self, batch: list[Numbered]) -> None:
-        answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)]))
+    def _read(self, count: int) -> list[Numbered]:
+        if self._rows is None:
+            self._rows = self.source.rows(self._next)
+        try:
+            return list(islice(self._rows, count))
+        except BaseException:
+            self._rows = None  # a generator that has raised gives nothing more, which would look like the end
+            raise
+
+    def _judge(self, batch: list[Numbered]) -> list[Taken | BadRecord]:
+        until_us = self.gateway.latest_allowed_us()
+        answers = iter(self.intake.take([row for _, row in batch if not isinstance(row, BadRecord)], until_us))
+        return [row if isinstance(row, BadRecord) else next(answers) for _, row in batch]
+
+    def _take(self, batch: list[Numbered], answers: list[Taken | BadRecord]) -> None:
         good = []
-        for number, row in batch:  # in their order, by which the dead letters know what they have
-            answer = row if isinstance(row, BadRecord) else next(answers)
-            if not isinstance(answer, BadRecord):
+        for (number, row), answer in zip(batch, answers, strict=True):  # in order: so the dead letters know them again
+            if isinstance(answer, BadRecord):
+                whole = None if answer is row else row
+                self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
+            elif number not in self._set_aside:
                 good.append(answer)
-            else:
-                self.dead.put(answer, self.source.name, number, None if answer is row else row)
         if good:
             self.gateway.ingest(good, WRITER, batch[-1][0])

@@ -31,6 +31,7 @@ from whimbrel.core.keys import EVERY_BIN, bin_of
 from whimbrel.core.record import Kind, Move, Record, Save, Saved
 from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
 from whimbrel.core.saving import Coverage
+from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.log import codec
 from whimbrel.log.contract import Entry, Log
 
@@ -73,9 +74,12 @@ class Gateway:
         wall_clock: bool = False,
         keep: bool = False,
         stores: bool = False,
+        max_ahead_us: int | None = None,
+        uptime: Callable[[], int] = uptime_ns,
     ) -> None:
         """`known`: a log of the keys that have ever come. `wall_clock`: events happen when they arrive. `keep`: do not
-        trim the ingress log, so that a whole run can be checked afterwards. `stores`: there is a central store."""
+        trim the ingress log, so that a whole run can be checked afterwards. `stores`: there is a central store.
+        `max_ahead_us`: how far ahead of the clock an event may be. `uptime`: see `clock.uptime_ns`."""
         self._coverage = Coverage(router.name) if stores else None
         self._oldest: int | None = None
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
@@ -83,6 +87,7 @@ class Gateway:
         self.keys: dict[str, None] = {}
         """Every key that has ever come, in the order of their first records."""
         self._inbox_of, self._clock_us = inbox_of, clock_us
+        self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
         self._schema = codec.entry_schema(user)
         self._lock = threading.RLock()
         self._routed = 0
@@ -115,8 +120,9 @@ class Gateway:
                 return False
             base = self.ingress.tail() * codec.ROWS
             now = self._clock_us()
+            arrived = self._clock.look(now, self._uptime())
             records = [
-                Record(0, 0, bin_of(key), key, base + row, 0, self.name, now if us is None else us, now, event)
+                Record(0, 0, bin_of(key), key, base + row, 0, self.name, arrived if us is None else us, now, event)
                 for row, (key, event, us) in enumerate(events)
             ]
             blob = codec.encode(records, self._schema)
@@ -189,12 +195,18 @@ class Gateway:
             self._oldest = seq
 
     def tick(self, counter: int) -> None:
-        """Tell the instances how late it is: by the wall clock if events have no time of their own, else as late as the
-        latest event. Nothing happens if they know."""
+        """Send the instances the event time: that of the clock if events have no time of their own, else that of the
+        latest event. Nothing happens if they have it."""
         if self._wall_clock:
-            self._latest_us = max(self._latest_us, self._clock_us())
+            self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
         if not self.has_told_time:
             self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+
+    def latest_allowed_us(self) -> int | None:
+        """The event time behind which an event is from the future; None: there is no bound."""
+        if self._max_ahead_us is None:
+            return None
+        return self._clock.look(self._clock_us(), self._uptime()) + self._max_ahead_us
 
     @property
     def has_told_time(self) -> bool:
@@ -324,6 +336,11 @@ class Gateway:
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
             self._restore(blob)
             self._replay_all()
+            # The clock goes on from where it was at least: an event was at most so far ahead of it.
+            ahead = 0 if self._wall_clock else self._max_ahead_us
+            if ahead is not None:
+                self._clock = EventClock(self._latest_us - ahead)
+                self._clock.look(self._clock_us(), self._uptime())
 
     def _restore(self, blob: bytes | None) -> None:
         """Put router and position back to a snapshot; None: to the beginning."""

@@ -17,6 +17,11 @@ import pyarrow as pa
 from whimbrel.core.errors import BadRecord, Refused
 
 Row = dict[str, Any]
+Taken = tuple[str, tuple[Any, ...], int | None]
+"""A key, its event, and the event's time in microseconds if it has one."""
+
+FUTURE = "from the future"
+"""The reason of a record whose event time lies too far ahead."""
 
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -87,15 +92,15 @@ class Intake:
         self._texts = [number for number, field in enumerate(schema) if pa.types.is_string(field.type)]
         self._others = [(number, field.type) for number, field in enumerate(schema) if _python(field) is Any]
 
-    def take(self, rows: Sequence[Row]) -> list[tuple[str, tuple[Any, ...], int | None] | BadRecord]:
-        """One answer for each row, in order."""
+    def take(self, rows: Sequence[Row], until_us: int | None = None) -> list[Taken | BadRecord]:
+        """One answer for each row, in order. `until_us`: the latest event time that is taken in; None: any."""
         try:
             converted = msgspec.convert(rows, list[self._type], strict=not self.lenient)  # type: ignore[name-defined]
             events = [msgspec.structs.astuple(event) for event in converted]
             self._check(events)
         except (ValueError, TypeError, OverflowError):
-            return [self._take_one(row) for row in rows]
-        return [self._keyed(event) for event in events]
+            return [self._take_one(row, until_us) for row in rows]
+        return [self._keyed(event, until_us) for event in events]
 
     def _check(self, events: Sequence[tuple[Any, ...]]) -> None:
         """Raise if a log could not hold one of these: text that is no UTF-8, or a value that is not Arrow's type."""
@@ -104,7 +109,7 @@ class Intake:
         for column, kind in self._others:
             pa.array([event[column] for event in events], kind)
 
-    def _take_one(self, row: Row) -> tuple[str, tuple[Any, ...], int | None] | BadRecord:
+    def _take_one(self, row: Row, until_us: int | None) -> Taken | BadRecord:
         if not isinstance(row, dict):
             return BadRecord("wrong type", f"expected an object with columns, got {type(row).__name__}")
         try:
@@ -112,18 +117,26 @@ class Intake:
             self._check([event])
         except (ValueError, TypeError, OverflowError) as error:
             return BadRecord("wrong type", str(error))
-        return self._keyed(event)
+        return self._keyed(event, until_us)
 
-    def _keyed(self, event: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], int | None] | BadRecord:
+    def _keyed(self, event: tuple[Any, ...], until_us: int | None) -> Taken | BadRecord:
         key = event[self._key]
         if key is None or key == "":
             return BadRecord("no key", f"column {self.schema.names[self._key]!r} is empty")
         if self._time is None:
             return str(key), event, None
         try:
-            return str(key), event, _micros(event[self._time])
+            moment = _micros(event[self._time])
         except (ValueError, OverflowError) as error:
             return BadRecord("wrong type", f"column {self.schema.names[self._time]!r} is no moment: {error}")
+        if until_us is not None and moment is not None and moment > until_us:
+            ahead = (moment - until_us) / 1e6
+            return BadRecord(
+                FUTURE,
+                f"column {self.schema.names[self._time]!r} is {event[self._time]}: {ahead:,.3f} s later than "
+                "the gateway's clock plus the pipeline's max_ahead",
+            )
+        return str(key), event, moment
 
 
 def _python(field: pa.Field) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -51,16 +52,13 @@ class Items:
         self, items: Iterable[Row] | Callable[[], Iterable[Row]], schema: pa.Schema | None, rate: float | None
     ) -> None:
         self._items, self._schema, self.rate, self.name = items, schema, rate, "items"
-        self._sample: list[Row] | None = None
-        self._rest: Iterator[Row] | None = None
+        self._sample: list[Row] = []
+        """What `schema` has looked at."""
+        self._is_spent = False
 
     def _fresh(self) -> Iterator[Row]:
-        """The items, from the first on; what `schema` looked at comes again."""
-        if callable(self._items):
-            return iter(self._items())
-        if self._rest is None:
-            self._rest = iter(self._items)
-        return self._rest
+        """The items, from the first on; those of an iterator, which gives them once, behind the sample."""
+        return iter(self._items() if callable(self._items) else self._items)
 
     def schema(self) -> pa.Schema:
         if self._schema is None:
@@ -69,8 +67,12 @@ class Items:
         return self._schema
 
     def rows(self, start: int) -> Iterator[Numbered]:
-        seen = [] if callable(self._items) else self._sample or []
-        yield from islice(enumerate(_chain(seen, self._fresh())), start, None)
+        fresh = self._fresh()
+        is_iterator = fresh is self._items
+        if is_iterator and self._is_spent:
+            raise Refused("the source is an iterator and cannot give its rows again; pass a function or a list instead")
+        self._is_spent = True
+        return islice(enumerate(_chain(self._sample if is_iterator else [], fresh)), start, None)
 
 
 class CsvSource:
@@ -161,11 +163,15 @@ def _chain(first: Iterable[Row], second: Iterable[Row]) -> Iterator[Row]:
     yield from second
 
 
-def _opened(path: Path, binary: bool = False) -> Any:
+@contextmanager
+def _opened(path: Path, binary: bool = False) -> Iterator[Any]:
+    """A file to read. `Refused` if it cannot be opened as it is; another error of the system may pass."""
     try:
-        return path.open("rb") if binary else path.open(newline="", encoding="utf-8-sig", errors="replace")
+        with path.open("rb") if binary else path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            yield file
     except OSError as error:
-        raise Unavailable(f"cannot read {path}: {error.strerror}") from error
+        wrong = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError))
+        raise (Refused if wrong else Unavailable)(f"cannot read {path}: {error.strerror}") from error
 
 
 def _guess(text: str | None) -> Any:

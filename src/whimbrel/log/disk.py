@@ -2,14 +2,14 @@
 
 Whoever writes looks ahead. Below a reserve it takes nothing in: to stand still between two batches costs nothing, to
 fail amid a commit costs a restart. A disk that fills up faster than that is found out by the errors it gives; what they
-hit is tried again, after pauses that grow, until there is room.
+hit is tried again, after pauses that grow, until there is room (log/backoff.py).
 """
 
 from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from whimbrel.core.errors import Full
@@ -18,8 +18,6 @@ RESERVE = 64 << 20
 """Bytes that must be free, unless told otherwise."""
 RELIEF = 1.25
 """So many times the reserve must be free again before it goes on: a disk at its limit would make it stutter."""
-FIRST, MOST = 0.5, 15.0
-"""Seconds until a try is repeated: at first, and at most."""
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNS = ("No space left on device", "Disk quota exceeded", "File too large", "database or disk is full", Full.SIGN)
@@ -58,31 +56,6 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def pauses() -> Iterator[float]:
-    """How long to wait before each further try, in seconds."""
-    pause = FIRST
-    while True:
-        yield pause
-        pause = min(2 * pause, MOST)
-
-
-def persist(act: Callable[[], object], wait: Callable[[float], bool], tell: Callable[[Exception | None], None]) -> bool:
-    """Do something as often as it takes while the disk is full. False if `wait` says that it is over before that."""
-    for pause in pauses():
-        try:
-            act()
-        except Exception as error:
-            if not is_full(error):
-                raise
-            tell(error)
-            if wait(pause):
-                return False
-        else:
-            tell(None)
-            return True
-    raise AssertionError("pauses never end")
 
 
 def _free(folder: Path) -> int:

@@ -8,8 +8,8 @@ told after that: were the orchestrator to act on it before, the next epoch of a 
 the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
 results do not.
 
-A full disk keeps nothing here from going on later: the outlet goes back to its last commit, as after a crash, and tries
-again until there is room.
+An error that may pass (a full disk, a journal that is locked) ends nothing: the outlet goes back to its last commit, as
+after a crash, and tries again, for as long as it takes.
 
 If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
 that with the rest. A restoration asks for it, after a fence (core/gate.py).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
@@ -27,14 +27,14 @@ from typing import Protocol
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Retry
-from whimbrel.core.gate import Gate, Letter
+from whimbrel.core.errors import Refused, Retry
+from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
-from whimbrel.log import codec
+from whimbrel.log.backoff import Backoff, may_pass
+from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Log
-from whimbrel.log.disk import is_full, pauses
-from whimbrel.outlet.sinks import Mark, Sink
+from whimbrel.outlet.sinks import Mark, Sink, Unfit
 
 Watch = Callable[[list[Result], int], None]
 """Sees released results and the moment of their release, for figures only."""
@@ -43,8 +43,10 @@ Watch = Callable[[list[Result], int], None]
 RETRY = 0.2
 """Seconds until a notice is told again that nobody has heard."""
 
-Heard = tuple[Notice, str, int]
-"""A notice, the outbox it lies in, and its place there."""
+Word = Notice | Unfit
+"""What leaves beside results: what instances say, and what sinks refuse."""
+Numbered = tuple[Word, int]
+"""With its number: the outlet counts them in the order in which they leave."""
 
 
 class Keep(Protocol):
@@ -60,7 +62,9 @@ class Commit(msgspec.Struct):
     gate: bytes
     marks: list[Mark]
     delivered: int
-    untold: list[Heard] = []
+    untold: list[Numbered] = []
+    number: int = 0
+    """Of the next notice."""
 
 
 class Outlet:
@@ -71,15 +75,16 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Notice, str, int], None],
+        hear: Callable[[Word, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
     ) -> None:
-        """`outboxes` may grow while it runs. `hear` is told each notice with its outbox and its place there, by which
-        one that is heard again after a crash can be known; it raises `Retry` if nobody is there to hear it. A `Saved`
-        is told when the gate has confirmed it. `keep`, if there is a central store, in place of `save`."""
+        """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
+        numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
+        its receiver is not there. A `Saved` is passed on when the gate has confirmed it. `keep`, if there is a central
+        store, in place of `save`."""
         self._keep = keep
         self.reached: dict[str, int] = {}
         """By key: the `seq` up to which its results are out. With a store only."""
@@ -98,14 +103,15 @@ class Outlet:
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: how much state that had when it last spoke."""
         self.error: Exception | None = None
-        self.held_up: Exception | None = None
-        """A full disk that results cannot be written to, for the moment."""
+        """What it failed of, for good."""
+        self.backoff = Backoff()
         self._wake = threading.Event()
         self._stopping = False
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._committed = time.monotonic()
         self._dirty: dict[str, int] = {}
-        self._untold: list[Heard] = []
+        self._untold: list[Numbered] = []
+        self._number = 0
         self._try_at = 0.0
         """When to try again to tell what nobody has heard."""
         self._told = False
@@ -117,16 +123,30 @@ class Outlet:
         self.reached = dict(reached or {})
         self._restore(blob)
 
+    def check(self, blob: bytes | None) -> None:
+        """Raise `Refused` if the sinks cannot begin, or go on, from this commit. Changes nothing."""
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
+            sink.check(mark)
+
+    def _marks(self, blob: bytes | None) -> Sequence[Mark | None]:
+        if blob is None:
+            return [None] * len(self.sinks)
+        marks = wire.unpack(blob, Commit).marks
+        if len(marks) != len(self.sinks):
+            raise Refused(
+                f"this run began with {len(marks)} sinks behind stage {self.stage}, and the pipeline has "
+                f"{len(self.sinks)}: give it the same ones, or start with another data directory"
+            )
+        return marks
+
     def _restore(self, blob: bytes | None) -> None:
         self._last = blob
-        marks: list[Mark | None] = [None] * len(self.sinks)
         if blob is not None:
             saved = wire.unpack(blob, Commit)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
-            self._untold = saved.untold
-            marks = [*saved.marks]
-        for sink, mark in zip(self.sinks, marks, strict=True):
+            self._untold, self._number = saved.untold, saved.number
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
             sink.open(mark)
 
     def start(self) -> None:
@@ -168,21 +188,19 @@ class Outlet:
         return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
     def _run(self) -> None:
-        waits = pauses()
         while True:
             try:
-                if self.held_up is not None:
+                if self.backoff.error is not None:
                     self._go_back()
                 self._deliver()
                 return
             except Exception as error:  # told by status, and by whoever waits
-                if not is_full(error) or self._stopping:
+                if not may_pass(error) or self._stopping:
                     self.error = error
                     return
-                waits = waits if self.held_up is not None else pauses()
-                self.held_up = error
+                pause = self.backoff.failed(error)
             self._wake.clear()
-            self._rest(next(waits))
+            self._rest(pause)
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -195,7 +213,8 @@ class Outlet:
         for sink in self.sinks:
             with suppress(OSError):  # what it still had to write, it will be given again
                 sink.close()
-        self.gate, self.positions, self.delivered, self._dirty, self._untold = Gate(), {}, 0, {}, []
+        self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
+        self._untold, self._number = [], 0
         for key, seq in self._before.items():
             if seq is None:
                 del self.reached[key]
@@ -205,6 +224,8 @@ class Outlet:
         self._restore(self._last)
 
     def _deliver(self) -> None:
+        if self._last is None:
+            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
         self._tell()
         while True:
             stopping = self._stopping
@@ -214,7 +235,7 @@ class Outlet:
             if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
                 self._commit()
             if not self._dirty:
-                self.held_up = None
+                self.backoff.succeeded()
                 self._tell()
             if stopping and not worked:
                 if self._told:
@@ -225,22 +246,21 @@ class Outlet:
                 self._wake.clear()
 
     def _pass(self) -> bool:
-        """Read what is new in every outbox, and deliver it."""
+        """Read what is new in every outbox, no more than a chunk of each, and deliver it."""
         released: list[Result] = []
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
-            for entry in outbox.read(self.positions.get(name, outbox.head())):
-                places = count(entry.position * codec.ROWS)
+            for entry in chunk(outbox, self.positions.get(name, outbox.head())):
                 for outgoing in wire.unpack(entry.blob, Said).outgoing:
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
-                        released += self._notice(notice, name, next(places))
+                        released += self._notice(notice)
                 read[name] = entry.position + 1
         now_us = self._clock_us()
         if released:
             for sink in self.sinks:
-                sink.write(released, now_us)
+                self._release(sink.write(released, now_us))
             self.delivered += len(released)
             self._watch(released, now_us)
             if self._keep is not None:
@@ -249,26 +269,31 @@ class Outlet:
         self.positions |= read
         return bool(read)
 
-    def _notice(self, notice: Notice, outbox: str, place: int) -> list[Result]:
+    def _notice(self, notice: Notice) -> list[Result]:
         if isinstance(notice, Closed):
             released = self.gate.close(notice)
             self._give_up(self.gate.let_go())
-            self._untold += [(saved, outbox, place) for saved in self.gate.confirm()]
+            self._release(self.gate.confirm())
             return released
         if isinstance(notice, Parked):
-            self._give_up(self.gate.park((notice, outbox, place)))
+            self._give_up(self.gate.park(notice))
         elif isinstance(notice, Saved):
-            self._untold += [(saved, outbox, place) for saved in self.gate.confirm(notice)]
+            self._release(self.gate.confirm(notice))
         else:
             if isinstance(notice, Opened | Evicted):
                 self.gate.note(notice)
-            self._untold.append((notice, outbox, place))
+            self._release([notice])
         return []
 
-    def _give_up(self, letters: list[Letter]) -> None:
-        self._untold += letters
+    def _give_up(self, letters: list[Parked]) -> None:
+        self._release(letters)
         if self._keep is not None:
-            self._note({parked.key: parked.seq for parked, _, _ in letters})
+            self._note({parked.key: parked.seq for parked in letters})
+
+    def _release(self, notices: Sequence[Word]) -> None:
+        """Number notices as they leave: the gate may have held one back behind later ones of its outbox."""
+        self._untold += zip(notices, count(self._number), strict=False)
+        self._number += len(notices)
 
     def _note(self, reached: dict[str, int]) -> None:
         known = self.reached.get
@@ -300,12 +325,14 @@ class Outlet:
 
     def _commit(self) -> None:
         marks: list[Mark] = [sink.commit() for sink in self.sinks]
-        blob = wire.pack(Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold))
+        blob = wire.pack(
+            Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold, self._number)
+        )
         if self._keep is None:
             self._save(blob)
         else:
             self._keep(blob, self._moved)
-        self._last, self._moved, self._before, self.held_up = blob, {}, {}, None
+        self._last, self._moved, self._before = blob, {}, {}
         for sink in self.sinks:
             sink.committed()
         for name, position in self._dirty.items():

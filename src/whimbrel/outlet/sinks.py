@@ -1,29 +1,44 @@
-"""Where results go: CSV, JSON lines, Parquet, a Python function.
+"""Where results go: CSV, JSON lines, a Python function, the next stage. Parquet has a file of its own.
 
 A sink and the outlet's position are committed together: `commit` returns what the sink must know to find its way back
 (a file's length), the outlet stores it beside the gate, and after a crash `open` takes the sink back to that point. So
 a file holds every result exactly once. A function cannot be taken back: after a crash it may be called again with
 results that it has had; their identity `(key, epoch, seq, n)` tells.
+
+A result that a sink cannot hold is refused alone, and becomes a dead letter; the others go on. A file that the run did
+not write is not touched, unless `overwrite` says so.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from whimbrel.core.errors import Corrupt, Refused
+from whimbrel.core.errors import Corrupt, Refused, Retry
 from whimbrel.core.record import Result
 
 Mark = dict[str, Any]
 """What a sink must know to go back to a commit."""
+
+
+SNIPPET = 1_000
+"""How much of a result that a sink refuses is kept, in characters."""
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """A result that a sink cannot hold."""
+
+    sink: str
+    key: str
+    seq: int
+    error: str
+    values: str
+    """The result as JSON, or its beginning."""
 
 
 class Sink(Protocol):
@@ -32,14 +47,17 @@ class Sink(Protocol):
     patience: float
     """Seconds it would rather have between two commits."""
 
+    def check(self, mark: Mark | None) -> None:
+        """Raise `Refused` if `open` with this mark would destroy what the run did not write. Changes nothing."""
+
     def open(self, mark: Mark | None) -> None:
         """Begin, or go back to the commit that returned this mark."""
 
-    def write(self, results: list[Result], now_us: int) -> None:
-        """Take results, in order. `now_us`: when the gate released them."""
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
+        """Take results, in order; return those that cannot be taken. `now_us`: when the gate released them."""
 
     def commit(self) -> Mark:
-        """Make what was written last, and say how to come back to here."""
+        """Make everything written so far durable; return a mark to go back to."""
 
     def committed(self) -> None:
         """The mark is safe."""
@@ -49,9 +67,12 @@ class Sink(Protocol):
 
 
 class _Plain:
-    """What most sinks have in common: no wish to wait, nothing to do once a commit is safe."""
+    """What most sinks have in common: no wish to wait, nothing to destroy, nothing to do once a commit is safe."""
 
     patience = 0.0
+
+    def check(self, mark: Mark | None) -> None:
+        pass
 
     def committed(self) -> None:
         pass
@@ -60,13 +81,24 @@ class _Plain:
 class _File:
     """A file that can be taken back to a length."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, kind: str, overwrite: bool) -> None:
+        self.path, self._kind, self._overwrite = path, kind, overwrite
         self.file: BinaryIO | None = None
 
+    def check(self, mark: Mark | None) -> None:
+        if self.path.is_dir():
+            raise Refused(f"{self.path} is a folder; a {self._kind} sink needs a file: choose another path")
+        if not self._overwrite and not self.knows(mark) and self.path.is_file() and self.path.stat().st_size:
+            raise Refused(foreign(self.path, f"{self.path.stat().st_size:,} bytes", self._kind))
+
+    def knows(self, mark: Mark | None) -> bool:
+        """Whether a mark is of this file."""
+        return mark is not None and mark["path"] == str(self.path)
+
     def open(self, mark: Mark | None) -> None:
+        self.check(mark)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        written = mark["bytes"] if mark else 0
+        written = mark["bytes"] if mark is not None and self.knows(mark) else 0
         found = self.path.stat().st_size if self.path.exists() else 0
         if found < written:  # cutting it to that length would fill it up with zeros
             raise Corrupt(
@@ -84,7 +116,7 @@ class _File:
     def commit(self) -> Mark:
         assert self.file is not None, "commit before open"
         self.file.flush()
-        return {"bytes": self.file.tell()}
+        return {"bytes": self.file.tell(), "path": str(self.path)}
 
     def close(self) -> None:
         if self.file is not None:
@@ -94,25 +126,31 @@ class _File:
 class CsvSink(_Plain):
     """A CSV file; its columns are those of the first result unless given."""
 
-    def __init__(self, path: Path, columns: list[str] | None = None) -> None:
-        self._file, self._columns, self._given = _File(path), columns, columns
+    def __init__(self, path: Path, columns: list[str] | None = None, overwrite: bool = False) -> None:
+        self._file, self._columns, self._given = _File(path, "Csv", overwrite), columns, columns
+
+    def check(self, mark: Mark | None) -> None:
+        self._file.check(mark)
 
     def open(self, mark: Mark | None) -> None:
         self._file.open(mark)
-        self._columns = mark["columns"] if mark else None
+        self._columns = mark["columns"] if mark is not None and self._file.knows(mark) else None
 
-    def write(self, results: list[Result], now_us: int) -> None:
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
         text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
+        writer, refused = csv.writer(text, lineterminator="\n"), []
         for result in results:
             if self._columns is None:
                 self._columns = self._given or list(result.values)
                 writer.writerow(self._columns)
             extra = result.values.keys() - set(self._columns)
             if extra:
-                raise Refused(f"the CSV file has no column {sorted(extra)}; name them all: Csv(path, columns=[...])")
-            writer.writerow([result.values.get(column) for column in self._columns])
+                why = f"the file has no column {sorted(extra)}; name all columns: Csv(path, columns=[...])"
+                refused.append(unfit(str(self._file.path), result, why))
+            else:
+                writer.writerow([result.values.get(column) for column in self._columns])
         self._file.append(text.getvalue().encode())
+        return refused
 
     def commit(self) -> Mark:
         return {**self._file.commit(), "columns": self._columns}
@@ -124,15 +162,32 @@ class CsvSink(_Plain):
 class JsonLinesSink(_Plain):
     """One JSON object a line; with `identity` also who made it, out of what, and when."""
 
-    def __init__(self, path: Path, identity: bool = False) -> None:
-        self._file, self._identity = _File(path), identity
+    def __init__(self, path: Path, identity: bool = False, overwrite: bool = False) -> None:
+        self._file, self._identity = _File(path, "JsonLines", overwrite), identity
         self._encode = msgspec.json.Encoder(enc_hook=str).encode
+
+    def check(self, mark: Mark | None) -> None:
+        self._file.check(mark)
 
     def open(self, mark: Mark | None) -> None:
         self._file.open(mark)
 
-    def write(self, results: list[Result], now_us: int) -> None:
-        self._file.append(b"".join(self._encode(self._line(result, now_us)) + b"\n" for result in results))
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
+        try:
+            lines = b"".join(self._encode(self._line(result, now_us)) + b"\n" for result in results)
+        except UNENCODABLE:
+            return [refused for result in results if (refused := self._write_one(result, now_us)) is not None]
+        self._file.append(lines)
+        return []
+
+    def _write_one(self, result: Result, now_us: int) -> Unfit | None:
+        for name, value in result.values.items():
+            try:
+                self._encode({name: value})
+            except UNENCODABLE as error:
+                return unfit(str(self._file.path), result, f"column {name!r} is no JSON: {error}")
+        self._file.append(self._encode(self._line(result, now_us)) + b"\n")
+        return None
 
     def _line(self, result: Result, now_us: int) -> dict[str, Any]:
         if not self._identity:
@@ -146,53 +201,11 @@ class JsonLinesSink(_Plain):
         self._file.close()
 
 
-class ParquetSink(_Plain):
-    """A folder of Parquet files, one a commit that has something."""
-
-    patience = 2.0
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._number = path, 0
-        self._rows: list[dict[str, Any]] = []
-
-    def open(self, mark: Mark | None) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        self._number, self._rows = mark["files"] if mark else 0, []
-        for file in self._path.iterdir():
-            ours = re.fullmatch(r"part-(\d{6,})\.parquet", file.name)
-            if ours and int(ours[1]) >= self._number:
-                file.unlink()
-
-    def write(self, results: list[Result], now_us: int) -> None:
-        self._rows += [result.values for result in results]
-
-    def commit(self) -> Mark:
-        if self._rows:
-            file = self._path / f"part-{self._number:06}.parquet"
-            whole = file.with_suffix(".tmp")
-            pq.write_table(_table(self._rows), whole)
-            whole.rename(file)
-            self._number += 1
-            self._rows = []
-        return {"files": self._number}
-
-    def close(self) -> None:
-        pass
-
-
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows as a table with every column that one of them has."""
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, OverflowError) as error:
-            raise Refused(f"the values of {name!r} have no type in common for a Parquet column: {error}") from error
-    return pa.table(columns)
-
-
 class FunctionSink(_Plain):
-    """Calls a Python function with each result's values, or with the whole `Result`."""
+    """Calls a Python function with each result's values, or with the whole `Result`.
+
+    What raises `Retry` is called again, with all results since the last commit; any other error ends the delivery.
+    """
 
     def __init__(self, function: Callable[[Any], object], whole: bool = False) -> None:
         self._function, self._whole = function, whole
@@ -200,9 +213,19 @@ class FunctionSink(_Plain):
     def open(self, mark: Mark | None) -> None:
         pass
 
-    def write(self, results: list[Result], now_us: int) -> None:
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
         for result in results:
-            self._function(result if self._whole else result.values)
+            try:
+                self._function(result if self._whole else result.values)
+            except Retry:
+                raise
+            except Exception as error:
+                raise Refused(
+                    f"the sink function {getattr(self._function, '__qualname__', repr(self._function))} raised "
+                    f"{type(error).__name__}: {error}, for key {result.key!r}, seq {result.seq}; raise whimbrel.Retry "
+                    "for what may pass, and start again once it is mended"
+                ) from error
+        return []
 
     def commit(self) -> Mark:
         return {}
@@ -231,8 +254,9 @@ class StageSink(_Plain):
             self._pending = msgspec.convert(mark["pending"], list[Result])
             self.committed()
 
-    def write(self, results: list[Result], now_us: int) -> None:
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
         self._pending += results
+        return []
 
     def commit(self) -> Mark:
         return {"number": self._number, "pending": self._pending}
@@ -245,6 +269,27 @@ class StageSink(_Plain):
 
     def close(self) -> None:
         pass
+
+
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoders raise for a value that they cannot encode."""
+
+
+def unfit(sink: str, result: Result, why: str) -> Unfit:
+    """A result that a sink refuses, and why."""
+    try:
+        values = msgspec.json.encode(result.values, enc_hook=repr).decode()
+    except UNENCODABLE:
+        values = repr(result.values)
+    return Unfit(sink, result.key, result.seq, why, values[:SNIPPET])
+
+
+def foreign(path: Path, what: str, kind: str) -> str:
+    """Why a sink does not begin at a path, and what to do."""
+    return (
+        f"{path} holds {what} that this run did not write; to replace them, use {kind}({str(path)!r}, overwrite=True); "
+        "to go on with the run that wrote them, start it with its own directory: run(data=...); or choose another path"
+    )
 
 
 def identity(result: Result, now_us: int) -> dict[str, Any]:

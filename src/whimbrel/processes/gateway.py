@@ -11,7 +11,6 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.ports import GatewayBeat, GatewayPort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
-from whimbrel.core.errors import Retry
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
@@ -55,9 +54,6 @@ class GatewayProcess:
         self.role.feed.start()
 
     def _beat(self) -> None:
-        for error in self.role.errors():
-            if isinstance(error, Retry) and error is not self.role.feed.error:
-                raise RuntimeError(f"the gateway must start anew: {error}") from error
         self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status()))
 
     @property

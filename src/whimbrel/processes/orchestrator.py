@@ -42,6 +42,9 @@ class Settled(Protocol):
     def has_finished(self) -> bool:
         """Whether the source has ended, and everything that came from it is delivered."""
 
+    def failure(self) -> str | None:
+        """Why it can never finish: the source, a sink or the gateway has failed for good."""
+
 
 class RemoteControl(Control):
     """The orders of a deployment whose sites and gateway are other processes."""
@@ -87,6 +90,12 @@ class RemoteControl(Control):
     def has_finished(self) -> bool:
         """Whether the source has ended, and everything that came from it is delivered."""
         return self.gateway.status().ended and self.is_settled()
+
+    def failure(self) -> str | None:
+        """Why it can never finish: the source, a sink or the gateway has failed for good."""
+        status = self.gateway.status()
+        outlets = (f"the outlet of {name}: {flow.error}" for name, flow in status.stages.items() if flow.error)
+        return f"the gateway: {status.error}" if status.error else next(outlets, None)
 
     def status(self) -> dict[str, Any]:
         """How things are, and who lives."""

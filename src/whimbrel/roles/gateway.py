@@ -20,22 +20,23 @@ from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Full, Refused, UnknownName
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved
+from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.codec import ROWS
-from whimbrel.log.disk import RESERVE, Disk
+from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
-from whimbrel.outlet.outlet import Outlet, Watch
-from whimbrel.outlet.sinks import Sink, StageSink
+from whimbrel.outlet.outlet import Outlet, Watch, Word
+from whimbrel.outlet.sinks import Sink, StageSink, Unfit
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.restoring import Restoring, no_store
 from whimbrel.site.status import told
@@ -71,6 +72,7 @@ class StageFlow:
             intake.schema,
             role.clock_us,
             wall_clock=not intake.has_time,
+            max_ahead_us=role.max_ahead_us if intake.has_time else None,
             keep=role.keep,
             stores=role.store is not None,
         )
@@ -80,6 +82,7 @@ class StageFlow:
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
         self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
+        self.outlet.check(role.journal.load(f"outlet/{stage.name}"))
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
@@ -108,9 +111,13 @@ class StageFlow:
         if self.savings is not None:
             self.savings.place(instances)
 
-    def _hear(self, notice: Notice, outbox: str, place: int) -> None:
+    def _hear(self, notice: Word, number: int) -> None:
+        writer = f"outlet/{self.stage.name}"
         if isinstance(notice, Parked):
-            self._role.dead.park(notice, outbox, place)
+            self._role.dead.park(notice, writer=writer, counter=number)
+        elif isinstance(notice, Unfit):
+            why = f"{notice.error}; key {notice.key!r}, seq {notice.seq}"
+            self._role.dead.refuse(notice.sink, notice.seq, why, notice.values, writer=writer, counter=number)
         elif isinstance(notice, Saved):
             self._confirm(notice)
         elif not isinstance(notice, Closed):
@@ -132,7 +139,7 @@ class StageFlow:
                 good.append(taken)
             else:  # known by its place among all that was handed on: seqs of different keys come in no order
                 source = f"results for {self.stage.name}"
-                self._role.dead.put(taken, source, result.seq, result.values, counter=place)
+                self._role.dead.put(taken, source, result.seq, result.values, writer=source, counter=place)
         if good:
             self.gateway.ingest(good, "stage before", number)
 
@@ -202,10 +209,11 @@ class GatewayRole:
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
-        self._held_up: Exception | None = None
-        """A full disk that a snapshot cannot be written to, for the moment."""
+        self._backoff = Backoff()
+        """Of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
+        self.max_ahead_us = None if pipeline.max_ahead is None else round(pipeline.max_ahead * 1e6)
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
@@ -246,16 +254,19 @@ class GatewayRole:
             yield flow.outlet.stop
 
     def _save_all(self) -> None:
-        while not self._stopping.wait(PERIOD):
+        pause = PERIOD
+        while not self._stopping.wait(pause):
+            pause = PERIOD
             try:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
-                self._held_up = None
-            except Full as error:  # again in a moment
-                self._held_up = error
-            except Exception as error:  # told by whoever waits
-                self.error = error
+                self._backoff.succeeded()
+            except Exception as error:
+                if may_pass(error):
+                    pause = self._backoff.failed(error)
+                else:
+                    self.error = error
 
     def savings(self, stage: Stage, gateway: Gateway) -> Savings | None:
         """What brings a stage's savings to the store, if there is one."""
@@ -326,17 +337,21 @@ class GatewayRole:
             ended=self.feed.ended.is_set(),
             error=told(self.feed.error or self.error),
             stages={name: flow.status() for name, flow in self.flows.items()},
-            disk=self._disk.full or next(map(self._disk.told, self._standing()), None),
+            disk=self._disk.full or next(map(self._disk.told, filter(is_full, self._waited_for())), None),
+            held_up={name: held for name, one in self._backoffs().items() if (held := one.status()) is not None},
         )
 
     def _is_full(self, most: int) -> bool:
         """Whether nothing may be taken in: somebody has too much to do already, or there is no room."""
         return self._disk.full is not None or self.first.is_full(most)
 
-    def _standing(self) -> list[Exception]:
-        """Full disks that somebody here waits for."""
-        outlets = [flow.outlet.held_up for flow in self.flows.values()]
-        return [error for error in (self.feed.held_up, *outlets, self._held_up) if error is not None]
+    def _backoffs(self) -> dict[str, Backoff]:
+        outlets = {f"outlet of {name}": flow.outlet.backoff for name, flow in self.flows.items()}
+        return {"source": self.feed.backoff, **outlets, "snapshots": self._backoff}
+
+    def _waited_for(self) -> list[Exception]:
+        """Errors that something here waits to pass."""
+        return [error for one in self._backoffs().values() if (error := one.error) is not None]
 
     def _flow(self, stage: str) -> StageFlow:
         if stage not in self.flows:

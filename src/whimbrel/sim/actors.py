@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from whimbrel.core.gate import Gate, Letter
+from whimbrel.core.gate import Gate
 from whimbrel.core.instance import REFUSED, Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, part_of
 from whimbrel.core.protocols.machine import Command
@@ -370,7 +370,7 @@ class OutletActor(Actor):
             self.world.tally["results held"] += bool(self.gate.held)
             for notice in notices:
                 if isinstance(notice, Parked):
-                    self._give_up(self.gate.park((notice, "", 0)))
+                    self._give_up(self.gate.park(notice))
                 elif isinstance(notice, Closed):
                     self._deliver(self.gate.close(notice))
                     self._give_up(self.gate.let_go())
@@ -382,9 +382,9 @@ class OutletActor(Actor):
                         self.gate.note(notice)
                     self.untold.append(notice)
 
-    def _give_up(self, letters: list[Letter]) -> None:
-        self.parked += [parked for parked, _, _ in letters]
-        for parked, _, _ in letters:
+    def _give_up(self, letters: list[Parked]) -> None:
+        self.parked += letters
+        for parked in letters:
             self.reached[parked.key] = max(parked.seq, self.reached.get(parked.key, -1))
 
     def _deliver(self, results: list[Result]) -> None:

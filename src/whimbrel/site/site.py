@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whimbrel.core.errors import Diverged, Full, Retry, Stale, Stop, Unavailable, Unstarted
-from whimbrel.log.disk import SIGNS, Disk, is_full, pauses
+from whimbrel.log.backoff import pauses
+from whimbrel.log.disk import SIGNS, Disk, is_full
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
 from whimbrel.spark.checkpoint import Checkpoint

@@ -1,0 +1,98 @@
+"""Back-off: what raises an error that may pass is repeated, after pauses that grow, for as long as it takes.
+
+A process that was stopped inside a write holds a log's lock, a disk is full, a broker is away. Feed, outlet and the
+gateway's snapshots each have a `Backoff`, which tells why they wait, for how long, and when they try again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from whimbrel.core.errors import Retry
+from whimbrel.log.disk import is_full
+
+T = TypeVar("T")
+FIRST, MOST = 0.5, 15.0
+"""Seconds until the next try: at first, and at most."""
+
+
+class Interrupted(Exception):
+    """It was stopped while it waited for the next try."""
+
+
+class HeldUp(msgspec.Struct, frozen=True):
+    """Something that cannot go on at the moment."""
+
+    why: str
+    for_s: float
+    """Seconds since it first failed."""
+    retry_s: float
+    """Seconds until the next try."""
+
+
+class Backoff:
+    """The tries of one activity. One thread fails and succeeds, any thread may ask for the status."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.error: Exception | None = None
+        """What holds it up; None while it goes on."""
+        self.tries = 0
+        """How often it has failed since it last succeeded."""
+        self._pauses = pauses()
+        self._since = self._due = 0.0
+
+    def failed(self, error: Exception) -> float:
+        """It has failed once more: return the seconds to wait before the next try."""
+        if self.error is None:
+            self._since, self._pauses = self._clock(), pauses()
+        pause = next(self._pauses)
+        self._due = self._clock() + pause
+        self.tries += 1
+        self.error = error
+        return pause
+
+    def succeeded(self) -> None:
+        """It goes on."""
+        self.error, self.tries = None, 0
+
+    def until_done(self, act: Callable[[], T], wait: Callable[[float], bool]) -> T:
+        """Do something as often as it takes while it raises what may pass; return what it returns.
+
+        `wait` pauses for some seconds and returns whether to stop, which raises `Interrupted`.
+        """
+        while True:
+            try:
+                done = act()
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                if wait(self.failed(error)):
+                    raise Interrupted from error
+            else:
+                self.succeeded()
+                return done
+
+    def status(self) -> HeldUp | None:
+        """Why it does not go on, if it does not."""
+        error, now = self.error, self._clock()
+        if error is None:
+            return None
+        return HeldUp(str(error) or type(error).__name__, now - self._since, max(self._due - now, 0.0))
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    return isinstance(error, Retry) or is_full(error)
+
+
+def pauses() -> Iterator[float]:
+    """How long to wait before each further try, in seconds."""
+    pause = FIRST
+    while True:
+        yield pause
+        pause = min(2 * pause, MOST)

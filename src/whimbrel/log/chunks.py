@@ -1,0 +1,24 @@
+"""Reading a log of any length in chunks of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whimbrel.log.contract import Entry, Lane, Log
+
+SIZE = 8 << 20
+"""Bytes that are read at once, unless a single entry is larger."""
+
+
+def chunk(log: Log, start: int, lane: Lane = Lane.DATA, size: int | None = None) -> list[Entry]:
+    """The next entries from `start` on, as many as fit into `size` bytes; at least one if there is one."""
+    if start >= log.tail(lane):
+        return []
+    return log.read(start, log.within(start, SIZE if size is None else size, lane), lane)
+
+
+def chunked(log: Log, start: int, lane: Lane = Lane.DATA, size: int | None = None) -> Iterator[Entry]:
+    """All entries from `start` up to the tail, of which no more than a chunk is in memory."""
+    while entries := chunk(log, start, lane, size):
+        yield from entries
+        start = entries[-1].position + 1
