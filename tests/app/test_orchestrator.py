@@ -25,7 +25,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols.machine import Abandoned, Migration
-from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
@@ -241,6 +241,95 @@ def test_a_deadline_abandons_a_migration_that_stands_still(house: House) -> None
     assert house.coordinator.migrations["m1"].reason == "its deadline has passed"
 
 
+RAISED = [Unavailable("disk full"), sqlite3.ProgrammingError("no database"), ValueError("bug"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("heard", range(7))
+def test_whatever_a_journal_raises_nothing_has_happened_and_nothing_is_carried_out(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: BaseException, heard: int
+) -> None:
+    """Before the order, and at each notice up to the one that hands the keys over."""
+    notices = [*READY, *LEFT, *OPENED]
+
+    def act(number: int) -> None:
+        house.hear(notices[number - 1]) if number else house.migrate()
+
+    def told() -> Any:
+        table = house.coordinator.table
+        migrations = {id: wire.pack(one) for id, one in house.coordinator.migrations.items()}
+        return migrations, table.owners.dump(), table.epochs.dump(), house.said(), house.said("s-2")
+
+    for number in range(heard):
+        act(number)
+    until(lambda: house.orchestrator._workers.is_idle, "all commands to be carried out")
+    before = told()
+    with monkeypatch.context() as full:
+        full.setattr(house.journal, "_execute", raising(error))
+        with pytest.raises(type(error)):
+            act(heard)
+    until(lambda: house.orchestrator._workers.is_idle, "all commands to be carried out")
+    assert told() == before
+    for number in range(heard, 7):
+        act(number)
+    assert house.phase() == "done"
+    assert house.coordinator.table.owners["a"] == "s-2"
+
+
+def raising(error: BaseException) -> Any:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    return fail
+
+
+# ── Deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("passed", "left"),
+    [(50, 10.0), (61, 0.0), (-3600, 60.0), (3600, 0.0)],
+    ids=["some", "all", "the clock was put back", "the clock was put on"],
+)
+def test_a_restart_gives_a_migration_no_more_time_than_it_had_left(
+    house: House, moment: SimpleNamespace, passed: int, left: float
+) -> None:
+    house.migrate(deadline=60.0)
+    house.wait_for("BEGIN")
+    house.now += passed * 1_000_000
+    moment.now = 1000.0
+    house.orchestrator.stop()
+    house.restart()
+    if left:
+        assert house.orchestrator._deadlines["s", "m1"] == pytest.approx(1000.0 + left, abs=0.001)
+        assert house.phase() == "copying"
+        moment.now += left + 0.001
+    house.wait_for("BEGIN", "ABORT")
+    assert house.coordinator.migrations["m1"].reason == "its deadline has passed"
+
+
+def test_the_time_of_a_turn_that_has_not_begun_survives_a_restart(house: House, moment: SimpleNamespace) -> None:
+    house.migrate("fluid", plan=TURNS, deadline=10.0)
+    house.now += 9_000_000
+    house.restart()
+    house.hear(*through("m1/1"))
+    assert house.phase("m1/2") == "holding"
+    assert house.orchestrator._deadlines["s", "m1/2"] == 10.0
+
+
+def test_who_has_been_a_standby_has_no_deadline_also_after_a_restart(house: House) -> None:
+    handle = house.migrate("replicate", deadline=60.0, standby=True)
+    house.orchestrator.hear("s", Warm("m1", "s-2", 0, 1))
+    assert handle.wait_warm(5).outcome == "standby"
+    house.now += 3_600_000_000
+    house.restart()
+    assert house.phase() == "standby"
+    Handle(house.orchestrator, "s", ["m1"]).take_over()
+    house.restart()
+    assert (house.phase() != "standby", house.coordinator.migrations["m1"].reason) == (True, None)
+    assert house.orchestrator._deadlines == {}
+
+
 # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -309,7 +398,7 @@ def test_who_was_scaled_away_is_not_told_to_forget(house: House, monkeypatch: py
     del house.coordinator.sites["s-2"]
     monkeypatch.setattr(house, "inboxes", {})
     house.orchestrator.recover()
-    until(lambda: not house.orchestrator._todo, "everything is said again")
+    until(lambda: house.orchestrator._workers.is_idle, "everything is said again")
     house.orchestrator.stop()
     assert house.orchestrator.error is None
 

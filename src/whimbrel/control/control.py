@@ -338,6 +338,7 @@ class Control:
         """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
         flow = self._reach.gateway.status()
         there = {name: site.status() for name, site in self.sites.items()}
+        stages = self.stages.items()
         sites, disks = list(there.values()), {"gateway": flow.disk, **{name: one.disk for name, one in there.items()}}
         return {
             "pipeline": self.name,
@@ -349,11 +350,15 @@ class Control:
             },
             "dead_letters": flow.dead_letters,
             "source": {"ended": flow.ended, "error": flow.error},
-            "stages": {name: one.status(flow.stages.get(name, FlowStatus())) for name, one in self.stages.items()},
+            "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
             "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
             "disks": {name: full for name, full in disks.items() if full},
             "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
         }
+
+    def _status_of(self, stage: StageControl, flow: FlowStatus) -> dict[str, Any]:
+        waiting = self.orchestrator.waiting_of(stage.name)
+        return {**stage.status(flow), "waiting": {id: f"waiting: {reason}" for id, reason in waiting.items()}}
 
     def story(self, id: str) -> list[str]:
         """What happened in a migration, a line each."""
