@@ -17,12 +17,12 @@ import pytest
 
 from tests.app.waiting import until
 from whimbrel.control.handle import Handle
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal, Journal, JournalReader
 from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.control.orders import Answered, Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
+from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Stop, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols.machine import Abandoned, Migration
 from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
@@ -618,8 +618,8 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: bool
 ) -> None:
     monkeypatch.setattr("whimbrel.control.journal.FLOOR", 500)
-    path, truth = tmp_path / "journal.db", dict[str, int]()
-    journal = Journal(path)
+    path, truth = tmp_path / "gateway.db", dict[str, int]()
+    journal = GatewayJournal(path)
     most = 0
     for n in range(400):
         noted = {f"k{n % 50}": n, f"k{n * 7 % 50}": n}
@@ -628,7 +628,7 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
         journal.keep("outlet/t", b"", {"other": n} if n % 2 else {})
         if reopened and n % 9 == 0:
             journal.close()
-            journal = Journal(path)
+            journal = GatewayJournal(path)
             assert journal.reached("outlet/s") == truth
         with sqlite3.connect(path) as db:
             most = max(most, db.execute("SELECT sum(length(blob)) FROM reached WHERE name = 'outlet/s'").fetchone()[0])
@@ -645,6 +645,34 @@ def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(NewerFormat, match="99"):
         Journal(path)
+
+
+def test_a_journal_of_an_older_version_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """In format 1 the gateway's snapshots were in there as well."""
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    for opened in (Journal, lambda path: JournalReader(path).load("x")):
+        with pytest.raises(Stop, match="format 1, this version reads format 2: start in a new data directory"):
+            opened(path)
+
+
+def test_a_reader_waits_for_nobody_and_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    reader = JournalReader(path)
+    assert (reader.load("x"), reader.migrations()) == (None, [])
+    assert not path.exists(), "only the writer makes it"
+    journal = Journal(path)
+    journal.save("x", b"1")
+    journal.write(migration("m1"))
+    with sqlite3.connect(path, isolation_level=None) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")  # and there its process is stopped
+        stopped.execute("UPDATE snapshots SET blob = 'half'")
+        assert (reader.load("x"), reader.migrations()) == (b"1", [migration("m1")])
+        stopped.execute("ROLLBACK")
+    journal.close()
+    assert reader.load("x") == b"1"
 
 
 def test_what_is_no_journal_is_a_typed_error(tmp_path: Path) -> None:

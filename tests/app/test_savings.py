@@ -3,8 +3,10 @@ of, and the ingress log trimmed behind them; whoever dies, and whether the store
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import whimbrel as wb
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
@@ -143,14 +145,20 @@ class House:
 
     def begin(self, *, stores: bool = True, every: float = RARELY) -> None:
         """A gateway, from what its predecessor has left."""
+        decisions = Journal(self.folder / "data" / JOURNAL)
+        decisions.save("instances/sum", wire.pack({"sum-1": "cloud"}))
+        decisions.close()
+        self.begin_gateway(stores=stores, every=every)
+
+    def begin_gateway(self, *, stores: bool = True, every: float = RARELY) -> None:
         data, store = self.folder / "data", str(self.at) if stores else None
-        self.journal, self.logs = Journal(data / "journal.db"), Logs(data / "logs")
-        self.journal.save("instances/sum", wire.pack({"sum-1": "cloud"}))
+        self.journal, self.logs = GatewayJournal(data / GATEWAY), Logs(data / "logs")
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
         self.role = GatewayRole(
             self.pipeline,
             self.logs,
             self.journal,
+            JournalReader(data / JOURNAL),
             lambda stage, notice: None,
             lambda: 1_000_000,
             store=store,
@@ -235,6 +243,22 @@ def test_a_saving_comes_to_the_store_and_the_ingress_log_is_trimmed_behind_the_o
         until(partial(is_trimmed, head), "the log to be trimmed")
     assert [one.number for one in house.savings.store.checkpoints("sum")] == [4, 5, 6]
     assert house.store == StoreStatus(6, 1_000_000, 11 * codec.ROWS, 0, None)
+
+
+def test_an_orchestrator_that_is_stopped_inside_a_write_holds_up_no_record(house: House) -> None:
+    """It has the lock of its file for as long as it is stopped."""
+    with closing(sqlite3.connect(house.folder / "data" / JOURNAL, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")
+        house.send(a=1)
+        house.hand.batch()
+        until(lambda: house.delivered == [{"key": "a", "total": 1}], "the result")
+        assert house.flow.save(), "the router's snapshot"
+        house.save()
+        until(lambda: house.flow.outlet.is_idle, "the outlet's commit")
+        house.end()
+        house.begin_gateway()
+        assert (house.role.errors(), house.flow.instances, house.stored()) == ([], ["sum-1"], {"a": 1})
+        stopped.execute("ROLLBACK")
 
 
 def test_a_checkpoint_is_what_it_was(house: House) -> None:

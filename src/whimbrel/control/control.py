@@ -17,7 +17,7 @@ import msgspec
 from whimbrel.control.draining import detached, drained
 from whimbrel.control.handle import Handle
 from whimbrel.control.instances import Instances
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import Journal, JournalReader
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
 from whimbrel.control.orders import Request
 from whimbrel.control.plan import read_plan
@@ -450,12 +450,19 @@ def router_of(stage: str) -> str:
     return f"gateway-{stage}"
 
 
-def check_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
+    check_directory(data, journal, pipeline, stages, sites)
+    journal.save("pipeline", _belonging(pipeline, stages))
+
+
+def check_directory(
+    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+) -> None:
     """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
     to it, not taken away."""
-    mine = wire.pack({"pipeline": pipeline, "stages": stages})
     found = journal.load("pipeline")
-    if found is not None and found != mine:
+    if found is not None and found != _belonging(pipeline, stages):
         other = wire.unpack(found, dict[str, Any])
         raise Refused(
             f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
@@ -466,7 +473,10 @@ def check_directory(data: Path, journal: Journal, pipeline: str, stages: Sequenc
         gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
         if gone:
             raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
-    journal.save("pipeline", mine)
+
+
+def _belonging(pipeline: str, stages: Sequence[str]) -> bytes:
+    return wire.pack({"pipeline": pipeline, "stages": stages})
 
 
 def _limits(options: dict[str, Any]) -> Limits:

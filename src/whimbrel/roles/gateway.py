@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from whimbrel.control.control import router_of
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal, JournalReader
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Full, Refused, UnknownName
@@ -60,7 +60,7 @@ class StageFlow:
 
     def __init__(self, role: GatewayRole, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
         self.stage, self.intake, self._role, self._logs, self._journal = stage, intake, role, role.logs, role.journal
-        placed = role.journal.load(f"instances/{stage.name}")
+        placed = role.decided.load(f"instances/{stage.name}")
         self.instances = list(wire.unpack(placed, dict[str, str])) if placed else []
         self._outboxes: dict[str, EmbeddedLog] = {name: self._logs.outbox(name) for name in self.instances}
         self.gateway = Gateway(
@@ -187,7 +187,8 @@ class GatewayRole:
         self,
         pipeline: Pipeline,
         logs: Logs,
-        journal: Journal,
+        journal: GatewayJournal,
+        decided: JournalReader,
         hear: Hear,
         clock_us: Callable[[], int],
         *,
@@ -198,7 +199,9 @@ class GatewayRole:
         save_every: float = SAVE_EVERY,
         reserve: int = RESERVE,
     ) -> None:
-        """`store`: the address of the central store, if there is one; what changes is saved there every so often."""
+        """`decided`: the orchestrator's journal. `store`: the address of the central store, if there is one; what
+        changes is saved there every so often."""
+        self.decided = decided
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
@@ -350,7 +353,7 @@ class GatewayRole:
         return found
 
 
-def named(journal: Journal) -> str:
+def named(journal: GatewayJournal) -> str:
     """The name of a data directory, which nobody else has: by it a store knows whose states it has."""
     found = journal.load("run")
     if found is None:
