@@ -23,7 +23,7 @@ from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Outgoing, Post, Record
+from whimbrel.core.record import Kind, Outgoing, Post, Record, Unreadable
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
@@ -259,6 +259,26 @@ def test_an_orchestrator_that_is_stopped_inside_a_write_holds_up_no_record(house
         house.begin_gateway()
         assert (house.role.errors(), house.flow.instances, house.stored()) == ([], ["sum-1"], {"a": 1})
         stopped.execute("ROLLBACK")
+
+
+def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None:
+    heard: list[Any] = []
+    away = [Unavailable("no orchestrator")] * 3
+
+    def hear(stage: str, notice: Any) -> None:
+        if away:
+            raise away.pop()
+        heard.append((stage, notice))
+
+    house.role.hear = hear
+    house.flow.gateway.refused["m7"] = "its records are gone"
+    until(lambda: heard, "it to be heard")
+    assert house.flow.save()
+    assert heard == [("sum", Unreadable("m7", "gateway-sum", "its records are gone"))]
+    assert house.role.errors() == []
+    house.end()
+    house.begin_gateway()
+    assert house.flow.gateway.refused == {"m7": "its records are gone"}, "who asks again hears it also then"
 
 
 def test_a_checkpoint_is_what_it_was(house: House) -> None:

@@ -37,7 +37,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
 )
 from whimbrel.core.protocols.restore import FENCING, LOADING
-from whimbrel.core.record import Kind, Move, Rejected, Report
+from whimbrel.core.record import Kind, Move, Rejected, Report, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 
@@ -220,7 +220,7 @@ class Orchestrator:
 
     def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
-        if isinstance(notice, Rejected) and notice.move not in self.stages[stage].migrations:
+        if isinstance(notice, Rejected | Unreadable) and notice.move not in self.stages[stage].migrations:
             return  # what was refused did not even know where it belongs
         self.tell(stage, notice.move, notice)
 
@@ -324,8 +324,10 @@ class Orchestrator:
         if migration.ended_by:
             return
         match command:
-            case Begin() | Cutover() | Abort() | Restore():
+            case Begin() | Cutover() | Abort():
                 self.gateway.command(stage, command)
+            case Restore():
+                self._replay(stage, id, command)
             case Fence(move) if migration.phase == FENCING:
                 self.gateway.command(stage, command)
                 self.gateway.fence(stage, move)
@@ -359,6 +361,12 @@ class Orchestrator:
             self._answer(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
         else:
             self._answer(stage, move.id, loaded)
+
+    def _replay(self, stage: str, id: str, command: Restore) -> None:
+        try:
+            self.gateway.command(stage, command)
+        except Stop as error:  # again would be the same: the log has less than it must have
+            self._answer(stage, id, Unreadable(id, "", str(error)))
 
     def _post(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
         """Tell all parts of an instance something, once, by the way that another one's posts take to it."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -20,10 +21,10 @@ from whimbrel.control.control import router_of
 from whimbrel.control.journal import GatewayJournal, JournalReader
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Full, Refused, UnknownName
+from whimbrel.core.errors import Full, Refused, Retry, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved
+from whimbrel.core.record import Closed, Move, Notice, Parked, Report, Result, Saved, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -83,6 +84,7 @@ class StageFlow:
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
+        self._told: set[str] = set()
         self.restoring: Restoring | None = None
         if role.store is not None:
             self.restoring = Restoring(stage.name, self.gateway, self.outlet, self._logs.inbox, role.store)
@@ -145,6 +147,14 @@ class StageFlow:
         if self._ticks is not None and not (self._role.feed.ended.is_set() and self.gateway.has_told_time):
             self._ticks += 1
             self.gateway.tick(self._ticks)
+
+    def tell_refused(self) -> None:
+        """Tell the orchestrator which restorations cannot be replayed, until it has heard."""
+        for id, reason in list(self.gateway.refused.items()):
+            if id not in self._told:
+                with suppress(Retry):
+                    self._role.hear(self.stage.name, Unreadable(id, self.gateway.name, reason))
+                    self._told.add(id)
 
     def save(self) -> bool:
         """Make a snapshot of the router safe; False if something moves."""
@@ -254,6 +264,7 @@ class GatewayRole:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
+                    flow.tell_refused()
                 self._held_up = None
             except Full as error:  # again in a moment
                 self._held_up = error

@@ -31,6 +31,7 @@ from whimbrel.core.record import (
     Rejected,
     Report,
     Routing,
+    Unreadable,
     Warm,
 )
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -367,7 +368,7 @@ def _tell(event: Event) -> str:
     name = type(event).__name__
     if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
-    if isinstance(event, (Abandoned, Failed, Rejected)):
+    if isinstance(event, (Abandoned, Failed, Rejected, Unreadable)):
         return f"{name}: {event.reason}"
     if isinstance(event, Loaded):
         return f"{name} {event.keys} keys, {event.size} bytes"
