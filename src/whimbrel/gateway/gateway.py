@@ -139,7 +139,7 @@ class Gateway:
         kind = _KINDS[type(command)]
         body = wire.pack(command if isinstance(command, Restore) else command.move)
         if isinstance(command, Restore):
-            self._read_ahead(command)
+            self._read_ahead(wire.unpack(body, Restore))  # as it will stand in the log, down to the order of its sets
         with self._turn():
             if isinstance(command, Restore) and self._is_new(command):
                 self.check_readable(self._first(command))  # in the same turn: nothing is trimmed between the two
