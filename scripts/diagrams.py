@@ -36,7 +36,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
     Takeover,
 )
-from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Aborted, Evicted, Left, Move, Opened, Ready, Rejected, Unreadable, Warm
 
 PAGES = Path(__file__).parent.parent / "docs" / "protocols"
 BEGIN, END = "<!-- drawn by scripts/diagrams.py -->", "<!-- end -->"
@@ -56,6 +56,7 @@ EVENTS: dict[str, Event] = {
     "Started (there)": Started("there"),
     "Abandoned": Abandoned(""),
     "Rejected": Rejected("m1", "destination", 0, 1, ""),
+    "Unreadable": Unreadable("m1", "router", ""),
     "Failed": Failed(""),
     "Aborted (source)": Aborted("m1", "source", 0, 1),
     "Aborted (destination)": Aborted("m1", "destination", 0, 1),

@@ -3,7 +3,8 @@
 `run` puts the three roles together in one process (ADR 15) and recovers each from the data directory: a run that was
 killed goes on where it was when it is started again with the same directory.
 
-    <data>/journal.db                     decisions, snapshots
+    <data>/journal.db                     what the orchestrator has decided
+    <data>/gateway.db                     where the gateway stands
     <data>/logs/                          ingress, inbox and outbox logs, dead letters
     <data>/sites/<site>/<instance>/       checkpoints
     <data>/token, <data>/url              how those outside get in, if it is served
@@ -21,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from whimbrel.control.control import Control, check_directory
-from whimbrel.control.journal import Journal
+from whimbrel.control.control import Control, claim_directory
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.link import IDEAL
@@ -67,13 +68,14 @@ class App(Control):
         self.pipeline, self._temporary = pipeline, temporary
         self._lock = lock_all(data)
         try:
-            journal = Journal(data / "journal.db")
-            check_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
+            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY)
+            claim_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
             logs = Logs(data / "logs")
             self.gateway = GatewayRole(
                 pipeline,
                 logs,
-                journal,
+                self._places,
+                JournalReader(data / JOURNAL),
                 self.hear,
                 self.clock_us,
                 keep=keep,
@@ -168,6 +170,7 @@ class App(Control):
         yield self.links.stop
         yield from self.gateway.outlet_ends()
         yield self.logs.close
+        yield self._places.close
         yield self.journal.close
         yield self._lock.close
         if self._owns_spark:

@@ -14,7 +14,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_savings import Sum
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Notice, Outgoing, Parked, Result, Said
@@ -36,12 +36,15 @@ class House:
 
     def begin(self) -> GatewayRole:
         """A gateway's role, from what the one before has left; it does not run yet."""
-        self.journal, self.logs = Journal(self.data / "journal.db"), Logs(self.data / "logs")
-        self.journal.save("instances/sum", wire.pack({"sum-1": "cloud", "sum-2": "edge-1"}))
+        journal = Journal(self.data / JOURNAL)
+        journal.save("instances/sum", wire.pack({"sum-1": "cloud", "sum-2": "edge-1"}))
+        journal.close()
+        self.journal, self.logs = GatewayJournal(self.data / GATEWAY), Logs(self.data / "logs")
         self.role = GatewayRole(
             self.pipeline,
             self.logs,
             self.journal,
+            JournalReader(self.data / JOURNAL),
             lambda stage, notice: self.heard.append(notice),
             lambda: self.now,
             keep=False,

@@ -6,23 +6,27 @@ one fail each time: before it has happened, and after (the writer cannot know wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.app.failing import Died, FailingLog, Fuse
-from whimbrel.core.errors import Unavailable
-from whimbrel.core.keys import BINS, Selection, bin_of
+from whimbrel.control.stage import KnownKeys
+from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Stop, Trimmed, Unavailable
+from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of
 from whimbrel.core.record import Kind, Move, Record, Saved
-from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
+from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
-from whimbrel.log import EmbeddedLog, codec
-from whimbrel.log.contract import Log
+from whimbrel.log import EmbeddedLog, chunks, codec
+from whimbrel.log.contract import Entry, Lane, Log
 from whimbrel.log.memory import MemoryLog
 
 SCHEMA = parse_schema("n long")
@@ -502,11 +506,246 @@ def test_records_of_a_lost_instance_are_read_again_and_then_it_goes_on() -> None
     assert Kind.DISCARD in [record.kind for record in RESCUED.inbox("s-2")]
 
 
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["in pieces", "at once"])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_restoration_that_fails_at_any_append_is_made_good(dies: bool, after: bool) -> None:
+def test_a_restoration_that_fails_at_any_append_is_made_good(
+    dies: bool, after: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "SIZE", chunk)
     for place in range(APPENDS, RESCUED.fuse.count):
         error = Died if dies else lambda: Unavailable("the disk is full")
         world = play(World(Fuse(place, after=after, error=error), stores=True), RESCUE)
         assert world.fuse.is_blown
         assert world.inboxes() == RESCUED.inboxes(), f"failed at append {place}"
+
+
+# ── What a restoration needs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lost(id: str = "r1", epoch: int = 1, to: str = "s-2") -> Move:
+    """All that s-1 had of two keys."""
+    return msgspec.structs.replace(
+        LOST,
+        id=id,
+        source="s-1",
+        destination=to,
+        selection=Selection(keys=frozenset("ab")),
+        epoch=epoch,
+        parties=frozenset({"s-1"}),
+    )
+
+
+def lived(make: Callable[[str], Log] | None = None) -> World:
+    """Five entries, the second of which a checkpoint has; then s-1 is lost."""
+    world = World(stores=True, make=make)
+    for number in range(5):
+        send(number, *KEYS)(world)
+    world.gateway.keep_from(1 * codec.ROWS)
+    order(Fence(lost()))(world)
+    send(5, *KEYS)(world)
+    return world
+
+
+def restored(world: World, since: int, move: Move) -> list[int]:
+    """The records of `a` that a destination gets, in order."""
+    order(Restore(move, {"gateway": since * codec.ROWS}))(world)
+    return [r.body[0] for r in world.inbox(move.destination) if r.key == "a" and r.epoch == move.epoch]
+
+
+def test_nothing_is_trimmed_between_a_fence_and_its_restoration_whatever_is_given_up_meanwhile() -> None:
+    world = lived()
+    world.gateway.order_saving(0)
+    world.gateway.count(Saved("s-1", 0, 1, "gateway", 7 * codec.ROWS, 7 * codec.ROWS))
+    world.gateway.keep_from(7 * codec.ROWS)  # a checkpoint that was under way when the fence came
+    assert world.gateway._coverage is not None
+    world.gateway._coverage.covered = 7 * codec.ROWS
+    world.save()
+    assert world.logs["ingress"].head() == 0
+    assert restored(world, 2, lost()) == [200, 300, 400, 500]
+    world.save()
+    assert world.logs["ingress"].head() == 7, "and now it may go"
+
+
+def test_a_restoration_whose_records_are_gone_gets_no_place_in_the_log() -> None:
+    world = lived()
+    world.logs["ingress"].trim(3)
+    with pytest.raises(Trimmed, match="position 2 was trimmed; the log now starts at 3"):
+        restored(world, 2, lost())
+    assert world.logs["ingress"].counter("coordinator/r1/RESTORE") == -1
+    assert world.gateway.router.owners() >= {NOBODY}
+    send(6, "a", "c")(world)
+    assert [(r.key, r.body[0]) for r in world.inbox("s-1")][-1] == ("c", 601)
+    order(Fence(lost("r2", 2)))(world)
+    assert restored(world, 3, lost("r2", 2)) == [300, 400, 500, 600]
+
+
+class Racing(MemoryLog):
+    """A log that is trimmed right after somebody has looked how far it can be read."""
+
+    to = 0
+
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        found = super().within(start, size, lane)
+        self.trim(self.to)
+        return found
+
+
+def test_whether_records_are_there_is_looked_at_in_the_turn_of_the_restoration() -> None:
+    logs: dict[str, Racing] = {}
+    world = lived(make=lambda name: logs.setdefault(name, Racing()))
+    logs["ingress"].to = 3
+    with pytest.raises(Trimmed):
+        restored(world, 2, lost())
+    assert logs["ingress"].counter("coordinator/r1/RESTORE") == -1
+
+
+def placed(world: World, move: Move, since: int) -> int:
+    """RESTORE in the log, by a gateway that died right there."""
+    ingress = world.logs["ingress"]
+    body = wire.pack(Restore(move, {"gateway": since * codec.ROWS}))
+    record = Record(0, Kind.RESTORE, EVERY_BIN, "", ingress.tail() * codec.ROWS, 0, "gateway", 0, 0, body)
+    blob = codec.encode([record], codec.entry_schema(SCHEMA))
+    position = ingress.append(blob, count=1, writer=f"coordinator/{move.id}/RESTORE", counter=0)
+    assert position is not None
+    return position
+
+
+def test_a_restoration_in_the_log_that_cannot_be_read_keeps_no_gateway_from_starting() -> None:
+    world = lived()
+    world.save()
+    placed(world, lost(), 2)
+    world.logs["ingress"].trim(3)
+    for life in range(3):  # each one decides the same, though the destination's inbox has gone on since
+        world.reborn()
+        assert "r1 needs all records of gateway from position 2 on" in world.gateway.refused["r1"]
+        assert "the log now starts at 3" in world.gateway.refused["r1"] or life
+        assert NOBODY in world.gateway.router.owners()
+        assert [r.key for r in world.inbox("s-2")] == []
+        with pytest.raises(Stop, match="restore them again"):  # whoever says it again hears why
+            restored(world, 2, lost())
+        send(6 + life, "a", "c")(world)
+    other = move("m5", "c", to="s-2")
+    for command in (Begin(other), Cutover(other)):
+        order(command)(world)
+    send(9, "c")(world)
+    world.reborn()
+    assert world.gateway.router.owners() == {"s-1", "s-2", NOBODY}
+    order(Fence(lost("r2", 2)))(world)
+    assert restored(world, 3, lost("r2", 2)) == [300, 400, 500, 600, 700, 800]
+    world.save()
+    world.reborn()
+    assert NOBODY not in world.gateway.router.owners()
+    assert world.gateway.refused.keys() == {"r1"}, "until somebody has been told, and for whoever asks again"
+
+
+def test_a_restoration_that_was_replayed_is_not_read_again_by_a_successor() -> None:
+    world = lived()
+    send(6, "c")(world)  # nothing of this is replayed, so that nothing shows it has been
+    world.save()
+    assert restored(world, 2, lost()) == [200, 300, 400, 500]
+    before = world.inboxes()
+    world.logs["ingress"].trim(8)  # up to the snapshot; RESTORE stands behind it
+    assert world.logs["ingress"].head() == 8
+    world.reborn()
+    assert (world.gateway.refused, world.inboxes()) == ({}, before)
+    assert NOBODY not in world.gateway.router.owners()
+
+
+class Damaged(MemoryLog):
+    """A log with an entry that cannot be read."""
+
+    bad: int | None = None
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        found = super().read(start, end, lane)
+        if any(entry.position == self.bad for entry in found):
+            raise Corrupt(f"entry {self.bad} is damaged")
+        return found
+
+
+@pytest.mark.parametrize("bad", range(2, 7))
+def test_records_that_are_damaged_end_a_restoration_and_nothing_else(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that is found before RESTORE has its place, or when it has."""
+    monkeypatch.setattr(chunks, "SIZE", 1)
+    logs: dict[str, Damaged] = {}
+    world = lived(make=lambda name: logs.setdefault(name, Damaged()))
+    save(world)
+    logs["ingress"].bad = bad
+    for _ in range(2):
+        with pytest.raises(Stop, match=f"entry {bad} is damaged"):
+            restored(world, 2, lost())
+        assert NOBODY in world.gateway.router.owners()
+    send(6, "c")(world)
+    assert world.inbox("s-1")[-1].body == (600,)
+
+
+class Gated(MemoryLog):
+    """An inbox to which a replay can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def append(self, blob: bytes, *, writer: str, **named: Any) -> int | None:
+        if writer == "gateway/r1":
+            self.reached.set()
+            assert self.gate.wait(30)
+        return super().append(blob, writer=writer, **named)
+
+
+def test_records_come_in_while_the_log_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "SIZE", 1)
+    logs: dict[str, Gated] = {}
+    world = lived(make=lambda name: logs.setdefault(name, Gated()))
+    inbox = logs["s-2"]
+    inbox.gate.clear()
+    reading = threading.Thread(target=restored, args=(world, 0, lost()), daemon=True)
+    reading.start()
+    assert inbox.reached.wait(30)
+    coming = threading.Thread(target=send(6, *KEYS), args=(world,), daemon=True)
+    coming.start()
+    coming.join(30)
+    assert not coming.is_alive(), "a record waits for a whole log to be read"
+    inbox.gate.set()
+    reading.join(30)
+    assert [r.body[0] for r in world.inbox("s-2") if r.key == "a"] == [0, 100, 200, 300, 400, 500, 600]
+    assert world.inbox("s-2")[-1].kind == Kind.CUTOVER
+
+
+class Metered(MemoryLog):
+    """A log that knows how much was read at once."""
+
+    most = 0
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        found = super().read(start, end, lane)
+        self.most = max(self.most, sum(len(entry.blob) for entry in found))
+        return found
+
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        most, found = self.most, super().within(start, size, lane)
+        self.most = most
+        return found
+
+
+@pytest.mark.parametrize("measured", ["ingress", "known"])
+def test_however_long_a_log_is_a_bounded_part_of_it_is_in_memory(
+    measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: dict[str, Metered] = {}
+    world = World(stores=True, make=lambda name: logs.setdefault(name, Metered()))
+    for number in range(200):
+        send(number, *KEYS, f"k{number}")(world)
+    chunk = sum(len(entry.blob) for entry in logs[measured].read(0)) // 20
+    monkeypatch.setattr(chunks, "SIZE", chunk)
+    logs[measured].most = 0
+    world.reborn()
+    assert 0 < logs[measured].most <= chunk
+    logs[measured].most = 0
+    known = KnownKeys(logs["known"])
+    assert len(known.now()) == len(world.gateway.keys) == 204
+    order(Fence(lost()))(world)
+    assert len(restored(world, 0, lost())) == 200
+    assert 0 < logs[measured].most <= chunk

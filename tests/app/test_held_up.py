@@ -174,7 +174,7 @@ def test_an_outlet_whose_commit_is_held_up_goes_back_and_delivers_everything(tmp
     house.say("sum-1", results("a", 0, 1, 2), parked("c", 3))
     house.settle()
     outlet = house.role.first.outlet
-    with held(house.data / "journal.db"):
+    with held(house.data / "gateway.db"):
         house.say("sum-2", results("a", 1, 4, 5))
         house.say("sum-1", results("a", 0, 3), CLOSED, parked("b", 9))
         until(lambda: outlet.backoff.tries > 3, "it tries again and again")

@@ -18,7 +18,7 @@ from tests.app.test_savings import PARTS, RARELY, Hand, Sum
 from tests.app.waiting import until
 from whimbrel.control.control import Control
 from whimbrel.control.handle import Handle
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.policy import Policy
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
@@ -54,11 +54,12 @@ class House:
         self.sent, self.now = 0, 1_000_000
         pipeline = wb.Pipeline("p", source=wb.Items([], schema="key string, n long"), key="key")
         pipeline.stage("sum", Sum(), groups=PARTS).sink(lambda row: self.results[row["key"]].append(row["total"]))
-        self.journal, self.logs = Journal(self.data / "journal.db"), Logs(self.data / "logs")
+        self.journal, self.logs = Journal(self.data / JOURNAL), Logs(self.data / "logs")
+        self.places, decided = GatewayJournal(self.data / GATEWAY), JournalReader(self.data / JOURNAL)
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
         store = str(folder / "store") if stores else None
         self.role = GatewayRole(
-            pipeline, self.logs, self.journal, self.hear, self.clock, store=store, save_every=RARELY, **options
+            pipeline, self.logs, self.places, decided, self.hear, self.clock, store=store, save_every=RARELY, **options
         )
         sites: dict[str, Any] = {name: self.site() for name in SITES}
         shapes = {"sum": Shape(PARTS)}
@@ -89,7 +90,7 @@ class House:
 
     def end(self) -> None:
         ends = (self.control.orchestrator.stop, *self.role.ends(), *self.role.outlet_ends())
-        for end in (*ends, self.logs.close, self.journal.close):
+        for end in (*ends, self.logs.close, self.journal.close, self.places.close):
             end()
 
     # ── What happens ─────────────────────────────────────────────────────────────────────────────────────────────

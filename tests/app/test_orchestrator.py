@@ -17,15 +17,15 @@ import pytest
 
 from tests.app.waiting import until
 from whimbrel.control.handle import Handle
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal, Journal, JournalReader
 from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.control.orders import Answered, Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Unavailable, UnknownName
+from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Stop, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols.machine import Abandoned, Migration
-from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
@@ -241,6 +241,95 @@ def test_a_deadline_abandons_a_migration_that_stands_still(house: House) -> None
     assert house.coordinator.migrations["m1"].reason == "its deadline has passed"
 
 
+RAISED = [Unavailable("disk full"), sqlite3.ProgrammingError("no database"), ValueError("bug"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("heard", range(7))
+def test_whatever_a_journal_raises_nothing_has_happened_and_nothing_is_carried_out(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: BaseException, heard: int
+) -> None:
+    """Before the order, and at each notice up to the one that hands the keys over."""
+    notices = [*READY, *LEFT, *OPENED]
+
+    def act(number: int) -> None:
+        house.hear(notices[number - 1]) if number else house.migrate()
+
+    def told() -> Any:
+        table = house.coordinator.table
+        migrations = {id: wire.pack(one) for id, one in house.coordinator.migrations.items()}
+        return migrations, table.owners.dump(), table.epochs.dump(), house.said(), house.said("s-2")
+
+    for number in range(heard):
+        act(number)
+    until(lambda: house.orchestrator._workers.is_idle, "all commands to be carried out")
+    before = told()
+    with monkeypatch.context() as full:
+        full.setattr(house.journal, "_execute", raising(error))
+        with pytest.raises(type(error)):
+            act(heard)
+    until(lambda: house.orchestrator._workers.is_idle, "all commands to be carried out")
+    assert told() == before
+    for number in range(heard, 7):
+        act(number)
+    assert house.phase() == "done"
+    assert house.coordinator.table.owners["a"] == "s-2"
+
+
+def raising(error: BaseException) -> Any:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    return fail
+
+
+# ── Deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("passed", "left"),
+    [(50, 10.0), (61, 0.0), (-3600, 60.0), (3600, 0.0)],
+    ids=["some", "all", "the clock was put back", "the clock was put on"],
+)
+def test_a_restart_gives_a_migration_no_more_time_than_it_had_left(
+    house: House, moment: SimpleNamespace, passed: int, left: float
+) -> None:
+    house.migrate(deadline=60.0)
+    house.wait_for("BEGIN")
+    house.now += passed * 1_000_000
+    moment.now = 1000.0
+    house.orchestrator.stop()
+    house.restart()
+    if left:
+        assert house.orchestrator._deadlines["s", "m1"] == pytest.approx(1000.0 + left, abs=0.001)
+        assert house.phase() == "copying"
+        moment.now += left + 0.001
+    house.wait_for("BEGIN", "ABORT")
+    assert house.coordinator.migrations["m1"].reason == "its deadline has passed"
+
+
+def test_the_time_of_a_turn_that_has_not_begun_survives_a_restart(house: House, moment: SimpleNamespace) -> None:
+    house.migrate("fluid", plan=TURNS, deadline=10.0)
+    house.now += 9_000_000
+    house.restart()
+    house.hear(*through("m1/1"))
+    assert house.phase("m1/2") == "holding"
+    assert house.orchestrator._deadlines["s", "m1/2"] == 10.0
+
+
+def test_who_has_been_a_standby_has_no_deadline_also_after_a_restart(house: House) -> None:
+    handle = house.migrate("replicate", deadline=60.0, standby=True)
+    house.orchestrator.hear("s", Warm("m1", "s-2", 0, 1))
+    assert handle.wait_warm(5).outcome == "standby"
+    house.now += 3_600_000_000
+    house.restart()
+    assert house.phase() == "standby"
+    Handle(house.orchestrator, "s", ["m1"]).take_over()
+    house.restart()
+    assert (house.phase() != "standby", house.coordinator.migrations["m1"].reason) == (True, None)
+    assert house.orchestrator._deadlines == {}
+
+
 # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -309,7 +398,7 @@ def test_who_was_scaled_away_is_not_told_to_forget(house: House, monkeypatch: py
     del house.coordinator.sites["s-2"]
     monkeypatch.setattr(house, "inboxes", {})
     house.orchestrator.recover()
-    until(lambda: not house.orchestrator._todo, "everything is said again")
+    until(lambda: house.orchestrator._workers.is_idle, "everything is said again")
     house.orchestrator.stop()
     assert house.orchestrator.error is None
 
@@ -529,8 +618,8 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: bool
 ) -> None:
     monkeypatch.setattr("whimbrel.control.journal.FLOOR", 500)
-    path, truth = tmp_path / "journal.db", dict[str, int]()
-    journal = Journal(path)
+    path, truth = tmp_path / "gateway.db", dict[str, int]()
+    journal = GatewayJournal(path)
     most = 0
     for n in range(400):
         noted = {f"k{n % 50}": n, f"k{n * 7 % 50}": n}
@@ -539,7 +628,7 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
         journal.keep("outlet/t", b"", {"other": n} if n % 2 else {})
         if reopened and n % 9 == 0:
             journal.close()
-            journal = Journal(path)
+            journal = GatewayJournal(path)
             assert journal.reached("outlet/s") == truth
         with sqlite3.connect(path) as db:
             most = max(most, db.execute("SELECT sum(length(blob)) FROM reached WHERE name = 'outlet/s'").fetchone()[0])
@@ -556,6 +645,34 @@ def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(NewerFormat, match="99"):
         Journal(path)
+
+
+def test_a_journal_of_an_older_version_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """In format 1 the gateway's snapshots were in there as well."""
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    for opened in (Journal, lambda path: JournalReader(path).load("x")):
+        with pytest.raises(Stop, match="format 1, this version reads format 2: start in a new data directory"):
+            opened(path)
+
+
+def test_a_reader_waits_for_nobody_and_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    reader = JournalReader(path)
+    assert (reader.load("x"), reader.migrations()) == (None, [])
+    assert not path.exists(), "only the writer makes it"
+    journal = Journal(path)
+    journal.save("x", b"1")
+    journal.write(migration("m1"))
+    with sqlite3.connect(path, isolation_level=None) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")  # and there its process is stopped
+        stopped.execute("UPDATE snapshots SET blob = 'half'")
+        assert (reader.load("x"), reader.migrations()) == (b"1", [migration("m1")])
+        stopped.execute("ROLLBACK")
+    journal.close()
+    assert reader.load("x") == b"1"
 
 
 def test_what_is_no_journal_is_a_typed_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
@@ -309,7 +309,7 @@ class Treasury(Office):
 
     def __init__(self, folder: Path, outboxes: Mapping[str, list[bytes]], kill_at: int | None = None) -> None:
         super().__init__(folder, outboxes, kill_at)
-        self.journal = Journal(folder / "journal.db")
+        self.journal = GatewayJournal(folder / "gateway.db")
 
     def keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
         self.deed()

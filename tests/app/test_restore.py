@@ -16,10 +16,11 @@ import pytest
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
 from whimbrel.control.orchestrator import RestoreOrder
-from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Unavailable
+from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
 from whimbrel.core.protocols.machine import Loaded, Migration
-from whimbrel.core.record import Aborted, Evicted, Move, Opened, Ready
-from whimbrel.core.router import NOBODY
+from whimbrel.core.record import Aborted, Evicted, Move, Opened, Ready, Unreadable
+from whimbrel.core.router import NOBODY, Restore
+from whimbrel.gateway.gateway import Gateway
 from whimbrel.log.contract import Lane
 
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
@@ -162,6 +163,39 @@ def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epo
     second = house.restore(checkpoint=3)
     assert second.move.epoch == migration.move.epoch + 1
     until(lambda: house.loads == [("m2", 3)], "loaded")
+
+
+@pytest.mark.parametrize("by_notice", [False, True], ids=["by the answer", "by a notice"])
+def test_a_log_that_cannot_be_read_again_ends_the_attempt_and_the_keys_can_be_restored_again(
+    house: Saved, by_notice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway refuses RESTORE; or it found out when it started, and tells so."""
+    house.gateway.ingest([("a", (1,), None)], "source", 0)
+    migration = house.restore()
+    until(lambda: house.loads == [("m1", None)], "loaded")
+    unreadable = "m1 needs all records of gateway from position 0 on: position 0 was trimmed"
+
+    def refuse(command: Any) -> None:
+        if not by_notice and isinstance(command, Restore):
+            raise Stop(unreadable)
+        if not isinstance(command, Restore):
+            Gateway.command(house.gateway, command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.gateway, "command", refuse)
+        tell(house, *READY)
+        if by_notice:
+            tell(house, Unreadable("m1", "gateway", unreadable))
+        until(lambda: migration.phase == "aborted", "aborted")
+    assert migration.reason == unreadable
+    assert (house.orchestrator.error, house.coordinator.interrupted()) == (None, ["s-1"])
+    tell(house, Unreadable("m1", "gateway", unreadable), Unreadable("m0", "gateway", "nobody knows it"))
+    until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "the destination is told")
+    tell(house, *(Aborted("m1", "s-2", part, 2) for part in range(2)))
+    house.restore()
+    until(lambda: house.loads[1:] == [("m2", None)], "loaded again")
+    tell(house, *(Ready("m2", "s-2", part, 2) for part in range(2)))
+    house.wait_for("DATA", "CUTOVER", inbox="s-2")
 
 
 def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Saved) -> None:

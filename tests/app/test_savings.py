@@ -3,8 +3,10 @@ of, and the ingress log trimmed behind them; whoever dies, and whether the store
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,14 @@ import pytest
 
 import whimbrel as wb
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Outgoing, Post, Record, Said
+from whimbrel.core.record import Kind, Outgoing, Post, Record, Said, Unreadable
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
@@ -146,14 +148,20 @@ class House:
 
     def begin(self, *, stores: bool = True, every: float = RARELY) -> None:
         """A gateway, from what its predecessor has left."""
+        decisions = Journal(self.folder / "data" / JOURNAL)
+        decisions.save("instances/sum", wire.pack({"sum-1": "cloud"}))
+        decisions.close()
+        self.begin_gateway(stores=stores, every=every)
+
+    def begin_gateway(self, *, stores: bool = True, every: float = RARELY) -> None:
         data, store = self.folder / "data", str(self.at) if stores else None
-        self.journal, self.logs = Journal(data / "journal.db"), Logs(data / "logs")
-        self.journal.save("instances/sum", wire.pack({"sum-1": "cloud"}))
+        self.journal, self.logs = GatewayJournal(data / GATEWAY), Logs(data / "logs")
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
         self.role = GatewayRole(
             self.pipeline,
             self.logs,
             self.journal,
+            JournalReader(data / JOURNAL),
             lambda stage, notice: None,
             lambda: 1_000_000,
             store=store,
@@ -238,6 +246,42 @@ def test_a_saving_comes_to_the_store_and_the_ingress_log_is_trimmed_behind_the_o
         until(partial(is_trimmed, head), "the log to be trimmed")
     assert [one.number for one in house.savings.store.checkpoints("sum")] == [4, 5, 6]
     assert house.store == StoreStatus(6, 1_000_000, 11 * codec.ROWS, 0, None)
+
+
+def test_an_orchestrator_that_is_stopped_inside_a_write_holds_up_no_record(house: House) -> None:
+    """It has the lock of its file for as long as it is stopped."""
+    with closing(sqlite3.connect(house.folder / "data" / JOURNAL, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")
+        house.send(a=1)
+        house.hand.batch()
+        until(lambda: house.delivered == [{"key": "a", "total": 1}], "the result")
+        assert house.flow.save(), "the router's snapshot"
+        house.save()
+        until(lambda: house.flow.outlet.is_idle, "the outlet's commit")
+        house.end()
+        house.begin_gateway()
+        assert (house.role.errors(), house.flow.instances, house.stored()) == ([], ["sum-1"], {"a": 1})
+        stopped.execute("ROLLBACK")
+
+
+def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None:
+    heard: list[Any] = []
+    away = [Unavailable("no orchestrator")] * 3
+
+    def hear(stage: str, notice: Any) -> None:
+        if away:
+            raise away.pop()
+        heard.append((stage, notice))
+
+    house.role.hear = hear
+    house.flow.gateway.refused["m7"] = "its records are gone"
+    until(lambda: heard, "it to be heard")
+    assert house.flow.save()
+    assert heard == [("sum", Unreadable("m7", "gateway-sum", "its records are gone"))]
+    assert house.role.errors() == []
+    house.end()
+    house.begin_gateway()
+    assert house.flow.gateway.refused == {"m7": "its records are gone"}, "who asks again hears it also then"
 
 
 def test_a_checkpoint_is_what_it_was(house: House) -> None:

@@ -14,7 +14,7 @@ import whimbrel as wb
 from tests.app.test_dead_letters import House, parked
 from tests.app.test_outlet import Died
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.log import backoff, chunks
@@ -68,9 +68,9 @@ def test_it_is_kept_once_wherever_the_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after: bool, at: int
 ) -> None:
     make, odd, _ = SINKS[kind]
-    save, commits = Journal.save, 0
+    save, commits = GatewayJournal.save, 0
 
-    def dying(journal: Journal, name: str, blob: bytes) -> None:
+    def dying(journal: GatewayJournal, name: str, blob: bytes) -> None:
         nonlocal commits
         commits += name == "outlet/sum"
         dies = name == "outlet/sum" and commits == at + 1
@@ -80,7 +80,7 @@ def test_it_is_kept_once_wherever_the_process_dies(
         if dies:
             raise Died
 
-    monkeypatch.setattr(Journal, "save", dying)
+    monkeypatch.setattr(GatewayJournal, "save", dying)
     house = House(tmp_path, make(tmp_path / "out"))
     house.say("sum-1", [result(0, a=1), result(1, **{"a": 2, **odd}), result(2, a=3)])
     house.say("sum-2", [result(3, **{"a": 4, **odd})], parked("k8", 8))

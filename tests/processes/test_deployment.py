@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from whimbrel.control.access import make_token
+from whimbrel.control.control import claim_directory
 from whimbrel.control.journal import Journal
 from whimbrel.core.errors import Conflict, Refused, Unavailable
 from whimbrel.log.lock import lock_all, lock_role
@@ -68,13 +69,14 @@ def test_all_go_by_what_the_orchestrator_has_decided(tmp_path: Path, monkeypatch
     journal = Journal(tmp_path / "journal.db")
     monkeypatch.setattr(deployment, "PATIENCE", 0.0)
     with pytest.raises(Unavailable, match="start it first: whimbrel orchestrator"):
-        agreed(tmp_path, journal, pipeline)
+        agreed(tmp_path, pipeline)
     decided = Deployment(["cloud", "edge-1"], "delay=5ms", "1 second", True, 7)
+    claim_directory(tmp_path, journal, pipeline.name, [stage.name for stage in pipeline.stages], decided.sites)
     decided.save(journal)
-    assert agreed(tmp_path, journal, pipeline) == decided
+    assert agreed(tmp_path, pipeline) == decided
     pipeline.name = "another"
     with pytest.raises(Refused, match="belongs to pipeline 'p'"):
-        agreed(tmp_path, journal, pipeline)
+        agreed(tmp_path, pipeline)
     journal.close()
 
 

@@ -3,7 +3,10 @@ without Spark."""
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
 from whimbrel.cli.processes import _finished
+from whimbrel.control.journal import GATEWAY, JOURNAL, WAIT
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -149,6 +153,31 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def result(n: int) -> Result:
     return Result(f"k{n}", 0, n, 0, 0, 0, {"n": n})
+
+
+@pytest.mark.parametrize("stopped", [JOURNAL, GATEWAY], ids=["the orchestrator", "the gateway"])
+def test_a_process_that_is_stopped_inside_a_write_holds_up_no_other(house: House, stopped: str) -> None:
+    """It keeps the write lock of its own file."""
+    orchestrator = house.begin()
+    if stopped == GATEWAY:
+        house.open()
+        until(lambda: orchestrator.control.status()["processes"]["gateway"]["state"] == "alive", "the gateway is heard")
+    with closing(sqlite3.connect(house.data / stopped, isolation_level=None, timeout=60)) as held:
+        held.execute("BEGIN IMMEDIATE")
+        begun = time.monotonic()
+        if stopped == JOURNAL:
+            gateway = house.open()
+            until(lambda: gateway.role.first.gateway.sent == 20, "every record")
+            assert gateway.role.first.save(), "the router's snapshot"
+            house.say("count-1", *map(result, range(3)))
+            until(lambda: len(house.delivered) == 3 and gateway.role.first.outlet.is_idle, "results, committed")
+        else:
+            house.beat("edge-1")
+            assert orchestrator.control.migrate("count", to="edge-1").ids == ["m1"]
+        assert time.monotonic() - begun < WAIT, "nobody has waited for the lock"
+        held.execute("ROLLBACK")
+    if house.gateway is not None:
+        assert not house.gateway.role.errors()
 
 
 # ── Sites ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -38,7 +38,7 @@ from whimbrel.core.protocols.machine import (
     Takeover,
     stay,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Unreadable, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
@@ -59,6 +59,7 @@ EVENTS: dict[type, Event] = {
     Loaded: Loaded({"r": 7}, 3, 40),
     Evicted: Evicted("m1", "a", 0, 1),
     Rejected: Rejected("m1", "b", 0, 1, "a checksum"),
+    Unreadable: Unreadable("m1", "r", "position 7 was trimmed"),
 }
 
 

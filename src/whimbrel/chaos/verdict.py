@@ -18,7 +18,7 @@ from whimbrel.bench.witness import FAULTS
 from whimbrel.chaos.engine import Struck
 from whimbrel.chaos.load import HOUR_US, STAGE, Load
 from whimbrel.chaos.plan import ORCHESTRATOR
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import JOURNAL, JournalReader
 from whimbrel.core.protocols.machine import ABORTED, Migration
 from whimbrel.core.record import Result
 from whimbrel.log import EmbeddedLog
@@ -72,11 +72,7 @@ def read(results: Path, begun_us: int) -> list[Release]:
 
 def journalled(folder: Path, begun_us: int) -> list[Migration]:
     """All migrations, with the times of their stories put right."""
-    journal = Journal(folder / "data" / "journal.db")
-    try:
-        found = journal.migrations()
-    finally:
-        journal.close()
+    found = JournalReader(folder / "data" / JOURNAL).migrations()
     for migration in found:
         migration.story = [
             msgspec.structs.replace(line, at_us=righted(line.at_us, begun_us)) for line in migration.story

@@ -17,7 +17,7 @@ import msgspec
 from whimbrel.control.draining import detached, drained
 from whimbrel.control.handle import Handle
 from whimbrel.control.instances import Instances
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import Journal, JournalReader
 from whimbrel.control.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
 from whimbrel.control.orders import Request
 from whimbrel.control.plan import read_plan
@@ -338,6 +338,7 @@ class Control:
         """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
         flow = self._reach.gateway.status()
         there = {name: site.status() for name, site in self.sites.items()}
+        stages = self.stages.items()
         sites, disks = list(there.values()), {"gateway": flow.disk, **{name: one.disk for name, one in there.items()}}
         return {
             "pipeline": self.name,
@@ -349,12 +350,16 @@ class Control:
             },
             "dead_letters": flow.dead_letters,
             "source": {"ended": flow.ended, "error": flow.error},
-            "stages": {name: one.status(flow.stages.get(name, FlowStatus())) for name, one in self.stages.items()},
+            "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
             "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
             "disks": {name: full for name, full in disks.items() if full},
             "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},
             "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
         }
+
+    def _status_of(self, stage: StageControl, flow: FlowStatus) -> dict[str, Any]:
+        waiting = self.orchestrator.waiting_of(stage.name)
+        return {**stage.status(flow), "waiting": {id: f"waiting: {reason}" for id, reason in waiting.items()}}
 
     def story(self, id: str) -> list[str]:
         """What happened in a migration, a line each."""
@@ -446,12 +451,19 @@ def router_of(stage: str) -> str:
     return f"gateway-{stage}"
 
 
-def check_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
+    check_directory(data, journal, pipeline, stages, sites)
+    journal.save("pipeline", _belonging(pipeline, stages))
+
+
+def check_directory(
+    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+) -> None:
     """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
     to it, not taken away."""
-    mine = wire.pack({"pipeline": pipeline, "stages": stages})
     found = journal.load("pipeline")
-    if found is not None and found != mine:
+    if found is not None and found != _belonging(pipeline, stages):
         other = wire.unpack(found, dict[str, Any])
         raise Refused(
             f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
@@ -462,7 +474,10 @@ def check_directory(data: Path, journal: Journal, pipeline: str, stages: Sequenc
         gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
         if gone:
             raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
-    journal.save("pipeline", mine)
+
+
+def _belonging(pipeline: str, stages: Sequence[str]) -> bytes:
+    return wire.pack({"pipeline": pipeline, "stages": stages})
 
 
 def _limits(options: dict[str, Any]) -> Limits:

@@ -42,8 +42,12 @@ class Handle:
 
     @property
     def progress(self) -> list[str]:
-        """The story so far, a line for each thing that happened."""
-        return story_of(self.migrations)
+        """The story so far, a line for each thing that happened; and what a command waits for, if it is repeated."""
+        waiting, found = self._orchestrator.waiting_of(self.stage), self.migrations
+        held_up = [one for one in found if one.move.id in waiting]
+        return story_of(found) + [
+            f"{one.move.id} {one.phase}: waiting: {waiting[one.move.id]}" for one in held_up if not one.ended_by
+        ]
 
     def wait(self, timeout: float | None = None) -> Handle:
         """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""

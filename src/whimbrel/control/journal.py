@@ -1,41 +1,57 @@
-"""The journal: what the orchestrator has decided, and where everybody stands, in one SQLite file.
+"""The journals: what the orchestrator has decided, and where the gateway stands. A SQLite file each, with one writer.
 
-A decision is written here before it is acted on. After a crash the journal is all there is: migrations in the order in
-which they were ordered, named snapshots (a router's, an outlet's), each replaced as a whole, and what was answered to
-requests that may come again.
+    journal.db    orchestrator   migrations in the order of their orders, answered requests, instances, deployment
+    gateway.db    gateway        snapshots of routers and outlets, up to where the results of each key are out, run name
+
+A decision is written before it is acted on; a snapshot is replaced as a whole. After a crash they are all there is.
+
+Two files, because SQLite has one write lock for a file: a process that is stopped (SIGSTOP) inside a write keeps the
+lock, and must not hold up a writer in another process. Who needs something from the other's file reads it
+(`JournalReader`), and with write-ahead logging a reader waits for nobody.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, Full, NewerFormat, Unavailable
+from whimbrel.core.errors import Corrupt, Full, NewerFormat, Stop, Unavailable
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.log.embedded import is_full
 
-FORMAT = 1
+JOURNAL, GATEWAY = "journal.db", "gateway.db"
+"""What the files are called in a data directory."""
+FORMAT = 2
 GROWTH, FLOOR = 4, 256 << 10
 """What was noted of keys is written anew when notes since the last time have so many times its size, and this size."""
+WAIT = 10.0
+"""Seconds until a file that another writer holds is `Unavailable`: somebody looks into it with another program."""
 Statement = tuple[str, tuple[object, ...]]
 """SQL, and the values in it."""
+T = TypeVar("T")
 _NOTE = "INSERT INTO reached (name, blob) VALUES (?, ?)"
+_SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
 
 
-class Journal:
-    """One data directory's journal. Safe to use from several threads."""
+class _File:
+    """A file of snapshots, each with its name. Safe to use from several threads."""
+
+    tables = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);"
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._noted: dict[str, list[int]] = {}
-        """By outlet: the sizes of all its notes, the oldest first."""
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=WAIT)
         try:
-            self._prepare(path)
+            _check_format(self._db, path)
+            self._db.executescript(
+                f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {self.tables} PRAGMA user_version={FORMAT};"
+            )
         except BaseException as error:
             self._db.close()
             if isinstance(error, sqlite3.OperationalError):
@@ -44,70 +60,9 @@ class Journal:
                 raise Corrupt(f"{path} is no journal: {error}") from error
             raise
 
-    def _prepare(self, path: Path) -> None:
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found > FORMAT:
-            raise NewerFormat(f"{path} has format {found}, this version reads up to {FORMAT}")
-        self._db.executescript(f"""
-            PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA user_version={FORMAT};
-            CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
-            CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);
-            CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);
-            CREATE TABLE IF NOT EXISTS reached (number INTEGER PRIMARY KEY, name TEXT, blob BLOB);
-        """)
-
-    def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
-        """Remember how far migrations are, and by its name what was answered to a request: all of it, or nothing."""
-        statements: list[Statement] = [
-            (
-                "INSERT INTO migrations (id, blob) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
-                (migration.move.id, wire.pack(migration)),
-            )
-            for migration in migrations
-        ]
-        if answer is not None:
-            statements.append(("INSERT OR REPLACE INTO requests VALUES (?, ?)", answer))
-        self._execute(*statements)
-
-    def answer(self, request: str) -> bytes | None:
-        """What was answered to a request of that name."""
-        return self._find("SELECT blob FROM requests WHERE name = ?", request)
-
-    def migrations(self) -> list[Migration]:
-        """All migrations, in the order in which they were ordered."""
-        with self._lock:
-            rows = self._db.execute("SELECT blob FROM migrations ORDER BY number").fetchall()
-        return [wire.unpack(blob, Migration) for (blob,) in rows]
-
     def save(self, name: str, blob: bytes) -> None:
         """Replace a snapshot."""
-        self._execute(("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob)))
-
-    def keep(self, name: str, blob: bytes, reached: Mapping[str, int]) -> None:
-        """Replace an outlet's snapshot, and note up to which `seq` results of keys are out: both, or neither."""
-        statements: list[Statement] = [("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (name, blob))]
-        if not reached:
-            self._execute(*statements)
-            return
-        # One note for all keys: a row for each would cost more than all else that is done for their results.
-        note = wire.pack(reached)
-        self._execute(*statements, (_NOTE, (name, note)))
-        sizes = self._noted.setdefault(name, [])
-        sizes.append(len(note))
-        if sum(sizes[1:]) > max(GROWTH * sizes[0], FLOOR):
-            whole = wire.pack(self.reached(name))
-            self._execute(("DELETE FROM reached WHERE name = ?", (name,)), (_NOTE, (name, whole)))
-            self._noted[name] = [len(whole)]
-
-    def reached(self, name: str) -> dict[str, int]:
-        """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
-        with self._lock:
-            rows = self._db.execute("SELECT blob FROM reached WHERE name = ? ORDER BY number", (name,)).fetchall()
-        self._noted[name] = [len(blob) for (blob,) in rows]
-        reached: dict[str, int] = {}
-        for (blob,) in rows:
-            reached |= wire.unpack(blob, dict[str, int])
-        return reached
+        self._execute((_SNAPSHOT, (name, blob)))
 
     def load(self, name: str) -> bytes | None:
         """The last snapshot of that name."""
@@ -139,3 +94,116 @@ class Journal:
         except sqlite3.OperationalError as error:
             kind = Full if is_full(error) else Unavailable
             raise kind(f"the journal cannot be written: {error}") from error
+
+
+class Journal(_File):
+    """The orchestrator's: what it has decided."""
+
+    tables = f"""{_File.tables}
+        CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
+        CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);"""
+
+    def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
+        """Remember how far migrations are, and by its name what was answered to a request: all of it, or nothing."""
+        statements: list[Statement] = [
+            (
+                "INSERT INTO migrations (id, blob) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
+                (migration.move.id, wire.pack(migration)),
+            )
+            for migration in migrations
+        ]
+        if answer is not None:
+            statements.append(("INSERT OR REPLACE INTO requests VALUES (?, ?)", answer))
+        self._execute(*statements)
+
+    def answer(self, request: str) -> bytes | None:
+        """What was answered to a request of that name."""
+        return self._find("SELECT blob FROM requests WHERE name = ?", request)
+
+    def migrations(self) -> list[Migration]:
+        """All migrations, in the order in which they were ordered."""
+        with self._lock:
+            return _migrations(self._db)
+
+
+class GatewayJournal(_File):
+    """The gateway's: where routers and outlets stand."""
+
+    tables = f"""{_File.tables}
+        CREATE TABLE IF NOT EXISTS reached (number INTEGER PRIMARY KEY, name TEXT, blob BLOB);"""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._noted: dict[str, list[int]] = {}
+        """By outlet: the sizes of all its notes, the oldest first."""
+
+    def keep(self, name: str, blob: bytes, reached: Mapping[str, int]) -> None:
+        """Replace an outlet's snapshot, and note up to which `seq` results of keys are out: both, or neither."""
+        statements: list[Statement] = [(_SNAPSHOT, (name, blob))]
+        if not reached:
+            self._execute(*statements)
+            return
+        # One note for all keys: a row for each would cost more than all else that is done for their results.
+        note = wire.pack(reached)
+        self._execute(*statements, (_NOTE, (name, note)))
+        sizes = self._noted.setdefault(name, [])
+        sizes.append(len(note))
+        if sum(sizes[1:]) > max(GROWTH * sizes[0], FLOOR):
+            whole = wire.pack(self.reached(name))
+            self._execute(("DELETE FROM reached WHERE name = ?", (name,)), (_NOTE, (name, whole)))
+            self._noted[name] = [len(whole)]
+
+    def reached(self, name: str) -> dict[str, int]:
+        """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
+        with self._lock:
+            rows = self._db.execute("SELECT blob FROM reached WHERE name = ? ORDER BY number", (name,)).fetchall()
+        self._noted[name] = [len(blob) for (blob,) in rows]
+        reached: dict[str, int] = {}
+        for (blob,) in rows:
+            reached |= wire.unpack(blob, dict[str, int])
+        return reached
+
+
+class JournalReader:
+    """The orchestrator's journal, for everybody else: reads, and never waits for its writer or holds it up.
+
+    A file that is not there, or is being made, has nothing in it yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, name: str) -> bytes | None:
+        """The last snapshot of that name."""
+        rows = self._read(lambda db: db.execute("SELECT blob FROM snapshots WHERE name = ?", (name,)).fetchall())
+        return rows[0][0] if rows else None
+
+    def migrations(self) -> list[Migration]:
+        """All migrations, in the order in which they were ordered."""
+        return self._read(_migrations) or []
+
+    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
+        if not self._path.exists():
+            return None
+        try:
+            with closing(sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, timeout=WAIT)) as db:
+                return read(db) if _check_format(db, self._path) else None
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error}") from error
+        except sqlite3.Error as error:
+            raise Corrupt(f"{self._path} is no journal: {error}") from error
+
+
+def _check_format(db: sqlite3.Connection, path: Path) -> int:
+    """The format of a file; 0: it is being made. Raises if it is another one than this version writes."""
+    found: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if found > FORMAT:
+        raise NewerFormat(f"{path} has format {found}, this version reads format {FORMAT}")
+    if 0 < found < FORMAT:
+        raise Stop(f"{path} has format {found}, this version reads format {FORMAT}: start in a new data directory")
+    return found
+
+
+def _migrations(db: sqlite3.Connection) -> list[Migration]:
+    rows = db.execute("SELECT blob FROM migrations ORDER BY number").fetchall()
+    return [wire.unpack(blob, Migration) for (blob,) in rows]

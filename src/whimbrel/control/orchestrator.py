@@ -1,7 +1,10 @@
 """The orchestrator: knows the stages, sites and migrations; decides, journals, and only then lets it be done.
 
 Off the data path: if it dies, data keeps flowing, and whoever starts from its journal finishes what it had ordered.
-One thread carries commands out, those of one migration in their order; events come in from any thread.
+Workers carry commands out, those of one migration in their order (workers.py); events come in from any thread.
+
+What is not journalled has not happened: an event is decided on a draft, the draft is written, and only then is it what
+the migration is, and only then are its commands carried out. So whatever a write raises, all is as it was before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 from whimbrel.control.journal import Journal
 from whimbrel.control.orders import Request
 from whimbrel.control.ports import GatewayPort, SitePort
+from whimbrel.control.workers import GRACE, Place, Workers
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Stop, Unavailable, Unstarted
@@ -33,7 +37,7 @@ from whimbrel.core.protocols.machine import (
     Stopped,
 )
 from whimbrel.core.protocols.restore import FENCING, LOADING
-from whimbrel.core.record import Kind, Move, Rejected, Report
+from whimbrel.core.record import Kind, Move, Rejected, Report, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 
@@ -83,17 +87,18 @@ class Orchestrator:
         self.spoilt: set[str] = set()
         """Restorations that have failed because the store could not be read."""
         self._changed = threading.Condition(threading.RLock())
-        self._todo: list[tuple[str, str, Command]] = []
-        self._deadlines: dict[tuple[str, str], float] = {}
-        self._patience: dict[tuple[str, str], float] = {}
-        """How long migrations may take that have not begun."""
+        self.waiting: dict[Place, str] = {}
+        """By migration: why its next command has to be repeated."""
+        self._workers = Workers(self._is_done)
+        self._deadlines: dict[Place, float] = {}
+        """By the monotonic clock: when migrations that have begun are abandoned."""
+        self._overdue: set[str] = set()
+        """Stages in which a migration's turn has come that could not be journalled yet."""
         self._left: set[str] = set()
         """Instances that keep failing, about which the word is out."""
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._carry_out_all, name="orchestrator", daemon=True),
-            threading.Thread(target=self._watch, name="orchestrator-watch", daemon=True),
-        ]
+        self._has_ended = False
+        self._watcher = threading.Thread(target=self._watch, name="orchestrator-watch", daemon=True)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,27 +107,30 @@ class Orchestrator:
         with self._changed:
             for migration in self.journal.migrations():
                 self._queue(migration, self.stages[migration.move.stage].adopt(migration))
-                self._note_deadline(migration)
+                self._note_deadline(migration, migration.left_s(self._clock_us()))
             for stage in self.stages:
                 self._tell_due(stage)
 
-    def _note_deadline(self, migration: Migration) -> None:
-        """A migration that has begun has so much time, and no more."""
-        place = (migration.move.stage, migration.move.id)
-        if migration.phase != machine.ORDERED and not migration.is_over:
-            self._deadlines[place] = time.monotonic() + self._patience.pop(place, DEADLINE)
+    def _note_deadline(self, migration: Migration, left: float | None) -> None:
+        """A migration that has begun has so many seconds left, and no more."""
+        is_under_way = migration.phase != machine.ORDERED and not migration.is_over
+        if left is not None and is_under_way and not migration.has_stood_by:
+            self._deadlines[migration.move.stage, migration.move.id] = time.monotonic() + left
 
     def start(self) -> None:
         """Begin to carry commands out."""
-        for thread in self._threads:
-            thread.start()
+        self._workers.start()
+        self._watcher.start()
 
     def stop(self) -> None:
-        """Stop; what is not finished goes on at the next start."""
+        """Stop; what is not finished goes on at the next start. A call that takes too long is not waited for, and what
+        it answers is not listened to any more."""
         self._stopping.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        self._workers.stop()
+        if self._watcher.is_alive():
+            self._watcher.join(GRACE)
+        with self._changed:
+            self._has_ended = True
 
     # ── Orders and events ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,21 +165,22 @@ class Orchestrator:
         with self._changed:
             planned = self._plan(orders, why)
             before = self._remember(planned)
-            commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
-            ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
             ids = [migration.move.id for migration in planned]
             try:
+                for migration in planned:
+                    migration.deadline = deadline
+                commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
+                ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
                 if planned or request is not None:
                     answer = None if request is None else (request.name, wire.pack(request.answered(ids, why)))
                     self.journal.write(*ended, *planned, answer=answer)
-            except Unavailable:  # what is not journalled has not happened
+            except BaseException:  # what is not journalled has not happened
                 for migration in planned:
-                    del self.stages[migration.move.stage].migrations[migration.move.id]
+                    self.stages[migration.move.stage].migrations.pop(migration.move.id, None)
                 self._put_back(before)
                 raise
             for migration, todo in zip(planned, commands, strict=True):
-                self._patience[migration.move.stage, migration.move.id] = deadline
-                self._note_deadline(migration)
+                self._note_deadline(migration, deadline)
                 self._queue(migration, todo)
             for stage in {migration.move.stage for migration in planned}:
                 self._tell_due(stage)
@@ -190,7 +199,7 @@ class Orchestrator:
         for coordinator, table, ended in reversed(before):
             coordinator.table = table
             for migration in ended:
-                _become(coordinator.migrations[migration.move.id], migration)
+                machine.become(coordinator.migrations[migration.move.id], migration)
 
     def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:
         """The migrations of some orders. Changes nothing; raises if one cannot be done."""
@@ -211,7 +220,7 @@ class Orchestrator:
 
     def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
-        if isinstance(notice, Rejected) and notice.move not in self.stages[stage].migrations:
+        if isinstance(notice, Rejected | Unreadable) and notice.move not in self.stages[stage].migrations:
             return  # what was refused did not even know where it belongs
         self.tell(stage, notice.move, notice)
 
@@ -223,24 +232,25 @@ class Orchestrator:
             self._changed.notify_all()
 
     def _tell(self, stage: str, id: str, event: Event) -> None:
-        coordinator = self.stages[stage]
-        before = copy.deepcopy(coordinator.migrations.get(id))
-        commands = coordinator.handle(id, event, self._clock_us())
-        migration = coordinator.migrations[id]
-        try:
-            self.journal.write(migration)
-        except Unavailable:  # what is not journalled has not happened
-            assert before is not None
-            _become(migration, before)
-            raise
+        coordinator, now_us = self.stages[stage], self._clock_us()
+        draft, commands = coordinator.decide(id, event, now_us)
+        self.journal.write(draft)
+        coordinator.accept(draft, now_us)
         if isinstance(event, machine.Ordered):
-            self._note_deadline(migration)
-        self._queue(migration, commands)
+            self._note_deadline(draft, draft.deadline)
+        self._queue(draft, commands)
 
     def _tell_due(self, stage: str) -> None:
-        while due := self.stages[stage].due():
-            for id, event in due:
-                self._tell(stage, id, event)
+        """Let those begin or end whose turn has come. What was told before has happened, whether this succeeds or not:
+        if it cannot be journalled now, the watch tries again."""
+        try:
+            while due := self.stages[stage].due():
+                for id, event in due:
+                    self._tell(stage, id, event)
+        except Retry:
+            self._overdue.add(stage)
+        else:
+            self._overdue.discard(stage)
 
     def migration(self, stage: str, id: str) -> Migration:
         """One migration, as it is now."""
@@ -253,6 +263,10 @@ class Orchestrator:
             coordinator = self.stages[stage]
             moves = [migration.move for migration in coordinator.unsettled()]
             return {end for m in moves for end in (m.source, m.destination)}, coordinator.table.owners.values()
+
+    def waiting_of(self, stage: str) -> dict[str, str]:
+        """By migration of a stage: why a command of it has to be repeated."""
+        return {id: why for (name, id), why in list(self.waiting.items()) if name == stage}
 
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""
@@ -276,43 +290,37 @@ class Orchestrator:
     # ── Deeds ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _queue(self, migration: Migration, commands: list[Command]) -> None:
-        with self._changed:
-            self._todo += [(migration.move.stage, migration.move.id, command) for command in commands]
-            self._changed.notify_all()
+        self._workers.add((migration.move.stage, migration.move.id), commands)
 
-    def _carry_out_all(self) -> None:
-        while not self._stopping.is_set():
-            with self._changed:
-                if not self._todo:
-                    self._changed.wait(PERIOD)
-                todo = [*self._todo]
-            waiting: set[str] = set()
-            for stage, id, command in todo:
-                # What comes behind a command that has to be repeated comes behind it then, too.
-                if id not in waiting and not self._stopping.is_set() and not self._is_done(stage, id, command):
-                    waiting.add(id)
-            if waiting:
-                self._stopping.wait(PERIOD)
+    def _answer(self, stage: str, id: str, event: Event) -> None:
+        """What came of a command. Too late after the end: a successor may have the journal."""
+        with self._changed:
+            if not self._has_ended:
+                self.tell(stage, id, event)
 
     def _is_done(self, stage: str, id: str, command: Command) -> bool:
-        """Carry a command out; whether it is done with, or to be repeated."""
+        """Carry a command out; whether it is done with, or to be repeated. Called by a worker."""
         try:
-            self._carry_out(stage, id, command)
-        except Retry as error:
-            # Whether an instance has run there is known there alone: a site that cannot be reached says nothing.
-            fails = {machine.CopyCheckpoint: Unavailable, machine.StartInstance: Unstarted}.get(type(command))
-            if fails is None or not isinstance(error, fails):
-                return False  # a log that cannot be written now, an instance that ran there already
-            self._stopping.wait(PERIOD)
-            self.tell(stage, id, Failed(str(error)))
-        except Stale:  # its site reports it; its keys may be restored elsewhere, which ends this migration
+            try:
+                self._carry_out(stage, id, command)
+            except Unavailable as error:  # this call has done nothing
+                # Whether an instance has run there is known there alone: a site that cannot be reached says nothing.
+                fails = {machine.CopyCheckpoint: Unavailable, machine.StartInstance: Unstarted}.get(type(command))
+                if fails is None or not isinstance(error, fails):
+                    raise
+                self._stopping.wait(PERIOD)
+                self._answer(stage, id, Failed(str(error)))
+        # A log that cannot be written now, an instance that ran there already; or one whose checkpoint is stale, which
+        # its site reports: its keys may be restored elsewhere, and that ends this migration.
+        except (Retry, Stale) as error:
+            self.waiting[stage, id] = str(error)
             return False
         except Exception as error:
             with self._changed:
-                self.error = error
+                if not self._has_ended:
+                    self.error = error
                 self._changed.notify_all()
-        with self._changed:
-            self._todo.remove((stage, id, command))
+        self.waiting.pop((stage, id), None)
         return True
 
     def _carry_out(self, stage: str, id: str, command: Command) -> None:
@@ -320,12 +328,14 @@ class Orchestrator:
         if migration.ended_by:
             return
         match command:
-            case Begin() | Cutover() | Abort() | Restore():
+            case Begin() | Cutover() | Abort():
                 self.gateway.command(stage, command)
+            case Restore():
+                self._replay(stage, id, command)
             case Fence(move) if migration.phase == FENCING:
                 self.gateway.command(stage, command)
                 self.gateway.fence(stage, move)
-                self.tell(stage, id, Fenced())
+                self._answer(stage, id, Fenced())
             case machine.Load(move) if migration.phase == LOADING:
                 self._load(stage, migration)
             case machine.Announce(kind, move, instance):
@@ -335,16 +345,16 @@ class Orchestrator:
                 self._post(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 self.sites[migration.from_site].stop(instance)
-                self.tell(stage, id, Stopped())
+                self._answer(stage, id, Stopped())
             case machine.CopyCheckpoint(instance, site):
                 size = self.sites[site].take(instance, migration.from_site)
                 self._stopping.wait(self.sites[migration.from_site].carry(site, size))
-                self.tell(stage, id, Copied(size))
+                self._answer(stage, id, Copied(size))
             case machine.StartInstance(instance, site):
                 for other in {migration.from_site, migration.to_site} - {site}:
                     self.sites[other].stop(instance)
                 self.sites[site].start(instance)
-                self.tell(stage, id, Started(site))
+                self._answer(stage, id, Started(site))
 
     def _load(self, stage: str, migration: Migration) -> None:
         move = migration.move
@@ -352,9 +362,15 @@ class Orchestrator:
             loaded = self.gateway.load(stage, move, migration.checkpoint)
         except (Stop, Refused) as error:  # again would be the same
             self.spoilt.add(move.id)
-            self.tell(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
+            self._answer(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
         else:
-            self.tell(stage, move.id, loaded)
+            self._answer(stage, move.id, loaded)
+
+    def _replay(self, stage: str, id: str, command: Restore) -> None:
+        try:
+            self.gateway.command(stage, command)
+        except Stop as error:  # again would be the same: the log has less than it must have
+            self._answer(stage, id, Unreadable(id, "", str(error)))
 
     def _post(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
         """Tell all parts of an instance something, once, by the way that another one's posts take to it."""
@@ -366,7 +382,7 @@ class Orchestrator:
 
     def _watch(self) -> None:
         while not self._stopping.wait(PERIOD):
-            for duty in (self._check_deadlines, self._check_instances, self._chores):
+            for duty in (self._check_due, self._check_deadlines, self._check_instances, self._chores):
                 try:
                     duty()
                 except Retry:  # somebody is not there now
@@ -374,12 +390,17 @@ class Orchestrator:
                 except Exception as error:  # whatever it is, it must be told, and the watch goes on
                     self.error = error
 
+    def _check_due(self) -> None:
+        with self._changed:
+            for stage in list(self._overdue):
+                self._tell_due(stage)
+
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for (stage, id), deadline in list(self._deadlines.items()):
             if self.migration(stage, id).is_over or self.migration(stage, id).is_standby:
                 del self._deadlines[stage, id]
-            elif now > deadline:
+            elif now >= deadline:
                 del self._deadlines[stage, id]
                 self.tell(stage, id, Abandoned("its deadline has passed"))
 
@@ -401,9 +422,3 @@ class Orchestrator:
             for migration in list(coordinator.migrations.values()):
                 if not migration.is_over and concerned(migration.move, (migration.from_site, migration.to_site)):
                     self.tell(stage, migration.move.id, Abandoned(reason))
-
-
-def _become(migration: Migration, other: Migration) -> None:
-    """Make a migration what another one is."""
-    for name in migration.__struct_fields__:
-        setattr(migration, name, getattr(other, name))

@@ -24,6 +24,7 @@ from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.link import Link
 from whimbrel.core.protocols.auto import Limits, Situation, choose
+from whimbrel.log.chunks import chunked
 from whimbrel.log.contract import Log
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import is_drained
@@ -45,10 +46,11 @@ class KnownKeys:
     def now(self) -> dict[str, None]:
         """As it is now. Not to be changed."""
         with self._lock:
-            fresh = self._log.read(self._read)
-            if fresh:
-                more = {key: None for entry in fresh for key in wire.unpack(entry.blob, list[str])}
-                self._keys, self._read = self._keys | more, fresh[-1].position + 1
+            more: dict[str, None] = {}
+            for entry in chunked(self._log, self._read):
+                more |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
+                self._read = entry.position + 1
+            self._keys = self._keys | more if more else self._keys
             return self._keys
 
 

@@ -234,16 +234,27 @@ class Coordinator:
 
     def handle(self, id: str, event: Event, now_us: int = 0) -> list[Command]:
         """Tell a migration an event; get what is to be done."""
+        draft, commands = self.decide(id, event, now_us)
+        self.accept(draft, now_us)
+        return commands
+
+    def decide(self, id: str, event: Event, now_us: int = 0) -> tuple[Migration, list[Command]]:
+        """What an event makes of a migration, and what is to be done then. Changes nothing: it has happened when the
+        draft is journalled, and is then given to `accept`."""
         if id not in self.migrations:
             raise UnknownName("migration", id, list(self.migrations))
-        migration = self.migrations[id]
+        draft = machine.copied(self.migrations[id])
+        return draft, machine.handle(PROTOCOLS[draft.move.protocol], draft, event, now_us)
+
+    def accept(self, draft: Migration, now_us: int = 0) -> None:
+        """Let a migration be what was decided, and the routes with it."""
+        migration = self.migrations[draft.move.id]
         was = migration.phase
-        commands = machine.handle(PROTOCOLS[migration.move.protocol], migration, event, now_us)
+        machine.become(migration, draft)
         if was == ORDERED and migration.has_begun:
             self._claim(migration, now_us)
         if migration.phase == DONE and was != DONE:
             self._settle(migration)
-        return commands
 
     def due(self) -> list[tuple[str, Event]]:
         """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""

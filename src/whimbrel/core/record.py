@@ -335,6 +335,15 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Unreadable(msgspec.Struct, frozen=True, tag=True):
+    """Notice: a router cannot read again what a restoration needs of its log. It has refused RESTORE, or never given it
+    a place: the keys belong to nobody."""
+
+    move: str
+    router: str
+    reason: str
+
+
 class Saved(msgspec.Struct, frozen=True, tag=True):
     """One part has sent all that it had to save: to the store, behind its versions, and as a notice, behind the
     results that go with them. Only when the gate has let those out may the versions be used."""
@@ -368,7 +377,7 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     """The epoch of the record: what a zombie parks is refused as its results are."""
 
 
-Report = Ready | Warm | Left | Opened | Aborted | Evicted | Rejected
+Report = Ready | Warm | Left | Opened | Aborted | Evicted | Rejected | Unreadable
 """The notices that the coordinator hears."""
 Notice = Report | Closed | Parked | Saved
 

@@ -198,6 +198,10 @@ class Router:
         nothing keeps the log from being trimmed, either."""
         return command.move.id not in self.finished and bool(command.move.selection)
 
+    def refuse(self, move: Move) -> None:
+        """A restoration cannot be replayed: its keys stay with nobody, until another one takes them."""
+        self._finish(move.id)
+
     def replayed(self, command: Restore, records: Sequence[Record]) -> list[Record]:
         """What the destination gets of an older entry of our log, ahead of what `apply` answers to the command."""
         move, since = command.move, command.since.get(self.name, 0)

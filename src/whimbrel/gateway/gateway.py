@@ -11,7 +11,12 @@ An entry has a bounded number of records. What a router gives on at once may hav
 becomes several entries, numbered by the ingress position and their place.
 
 If there is a central store, the log is trimmed only as far as everything is in savings that count (core/saving.py): the
-keys of a lost instance are restored from versions, and from the log behind them.
+keys of a lost instance are restored from versions, and from the log behind them. While keys have no owner nothing is
+trimmed at all: that is from the fence of a restoration until its RESTORE is routed, so what it needs stays.
+
+RESTORE reads the log again, a bounded number of bytes at a time, and most of it before RESTORE has its place: only the
+last piece is read while records wait. If it cannot be read, the restoration is refused and its keys stay without an
+owner, for another one to take; nothing else is held up by that, a gateway that starts least of all.
 """
 
 from __future__ import annotations
@@ -27,12 +32,14 @@ import msgspec
 import pyarrow as pa
 
 from whimbrel.core import wire
+from whimbrel.core.errors import Stop, Trimmed
 from whimbrel.core.keys import EVERY_BIN, bin_of
 from whimbrel.core.record import Kind, Move, Record, Save, Saved
-from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
+from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
 from whimbrel.core.saving import Coverage
 from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.log import codec
+from whimbrel.log.chunks import chunked, reach
 from whimbrel.log.contract import Entry, Log
 
 _KINDS: dict[type, Kind] = {
@@ -57,6 +64,7 @@ class Snapshot(msgspec.Struct):
     latest_us: int
     covered: int | None = None
     """Up to which `seq` everything is in savings that count; None: there is no store."""
+    refused: dict[str, str] = {}
 
 
 class Gateway:
@@ -107,6 +115,8 @@ class Gateway:
         """In this life: records, and how large they were."""
         self.doubled: Counter[str] = Counter()
         """By move: bytes of its markers, and of records that went to both instances."""
+        self.refused: dict[str, str] = {}
+        """Restorations whose records could not be read again, with the reason."""
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,8 +158,15 @@ class Gateway:
     def command(self, command: Command) -> None:
         """Give the coordinator's command its place between the records. A repeated one changes nothing."""
         kind = _KINDS[type(command)]
-        body = wire.pack(command if isinstance(command, Restore) else command.move)
-        self._control(kind, body, 0, f"coordinator/{command.move.id}/{kind.name}", 0)
+        body = wire.canonical(command if isinstance(command, Restore) else command.move)
+        if isinstance(command, Restore):
+            self._read_ahead(wire.unpack(body, Restore))  # as it will stand in the log, down to the order of its sets
+        with self._turn():
+            if isinstance(command, Restore) and self._is_new(command):
+                self.check_readable(self._first(command))  # in the same turn: nothing is trimmed between the two
+            self._control(kind, body, 0, _writer(command), 0)
+        if command.move.id in self.refused:
+            raise Stop(self.refused[command.move.id])
         self.doubled[command.move.id] += 2 * len(body)
 
     def order_saving(self, counter: int, *, anew: bool = False) -> int | None:
@@ -188,6 +205,13 @@ class Gateway:
     def uncovered(self) -> int:
         """How many records would have to be applied again if keys were restored now. With a store only."""
         return self.ingress.backlog(max(self.covered() // codec.ROWS + 1, self.ingress.head()))
+
+    def check_readable(self, position: int) -> None:
+        """Raise `Trimmed` if the ingress log cannot be read from a position on."""
+        with self._lock:
+            head = self.ingress.head()
+            if position < head:
+                raise Trimmed(position, head)
 
     def keep_from(self, seq: int) -> None:
         """Records behind this one are needed: the oldest checkpoint that is kept covers no more."""
@@ -241,19 +265,66 @@ class Gateway:
         if record.kind == Kind.RESTORE:
             restore = wire.unpack(record.body, Restore)
             if self.router.replays(restore):
-                self._read_again(restore, record.seq // codec.ROWS)
+                try:
+                    self._read_again(restore, record.seq // codec.ROWS)
+                except Stop as error:
+                    self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
         command = _COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)
 
+    # ── Again ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read_ahead(self, command: Restore) -> None:
+        """Before RESTORE has its place: replay all but the last piece of the log, and let nobody wait meanwhile. What
+        is replayed concerns keys that have no owner, so it may come between any other records."""
+        start = self._first(command)
+        while self._is_new(command) and (end := reach(self.ingress, start)) < self.ingress.tail():
+            self._replay_to(command, start, end)
+            start = end
+
     def _read_again(self, command: Restore, end: int) -> None:
-        """Put what the destination of a restoration lacks into its inbox, entry by entry, each under its own number."""
+        """Put what the destination of a restoration still lacks into its inbox. Raises a `Stop` if it cannot be read,
+        or could not be before: what was refused stays so, whatever has come to the inbox since."""
+        if self.ingress.counter(_writer(command)) > 0:
+            raise Stop("they could not be read before")
+        if (
+            self._inbox_of(command.move.destination).counter(self.name) // codec.ROWS < end
+        ):  # or CUTOVER is there, behind all of it
+            self._replay_to(command, self._first(command), end)
+
+    def _replay_to(self, command: Restore, start: int, end: int) -> None:
+        """Replay, entry by entry, each under its own number."""
         inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
-        for entry in self.ingress.read(command.since[self.name] // codec.ROWS, end):
+        for entry in chunked(self.ingress, start, end):
             records = self.router.replayed(command, _numbered(entry))
             if records:
                 blob = codec.encode(records, self._schema)
                 inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
+
+    def _first(self, command: Restore) -> int:
+        """Where to go on reading for a restoration: behind what its destination has been given already."""
+        given = self._inbox_of(command.move.destination).counter(f"{self.name}/{command.move.id}")
+        return max(command.since.get(self.name, 0) // codec.ROWS, given + 1)
+
+    def _is_new(self, command: Restore) -> bool:
+        """Whether a restoration must be replayed, and has no place in the log yet."""
+        return self.router.replays(command) and self.ingress.counter(_writer(command)) < 0
+
+    def _refuse(self, command: Restore, error: Stop) -> None:
+        """Leave the keys of a restoration without an owner. Noted in the log, behind which nobody decides otherwise."""
+        since, seq = command.since.get(self.name, 0), self.ingress.tail() * codec.ROWS
+        if self.ingress.counter(_writer(command)) < 1:
+            body = wire.canonical(command)
+            record = Record(0, Kind.RESTORE, EVERY_BIN, "", seq, 0, self.name, 0, self._clock_us(), body)
+            self.ingress.append(codec.encode([record], self._schema), count=1, writer=_writer(command), counter=1)
+        self.router.refuse(command.move)
+        self.refused[command.move.id] = (
+            f"{command.move.id} needs all records of {self.name} from position {since // codec.ROWS} on: {error}. "
+            "Its keys have no owner now: restore them again, from the newest versions or another checkpoint"
+        )
+
+    # ── To the inboxes ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
         unsent = []
@@ -318,21 +389,21 @@ class Gateway:
             if snapshot is None:
                 return None
             covered = None if self._coverage is None else self.covered()
-            return wire.pack(Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered))
+            return wire.pack(Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered, self.refused))
 
     def saved(self, blob: bytes) -> None:
         """A snapshot is safe: what lies before it in the ingress log is no longer needed, nor what is covered."""
         self._snapshot = blob
-        if self.keep:
-            return
         snapshot = wire.unpack(blob, Snapshot)
-        needed = [seq for seq in (snapshot.covered, self._oldest) if seq is not None]
-        self.ingress.trim(min([snapshot.position, *(max(seq, 0) // codec.ROWS for seq in needed)]))
+        with self._lock:
+            if not self.keep and NOBODY not in self.router.owners():
+                needed = [seq for seq in (snapshot.covered, self._oldest) if seq is not None]
+                self.ingress.trim(min([snapshot.position, *(max(seq, 0) // codec.ROWS for seq in needed)]))
 
     def recover(self, blob: bytes | None) -> None:
         """Come back: restore the last snapshot, and route again what the ingress log has behind it."""
         with self._lock:
-            for entry in self._known.read(0):
+            for entry in chunked(self._known, 0):
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
             self._restore(blob)
             self._replay_all()
@@ -345,16 +416,17 @@ class Gateway:
     def _restore(self, blob: bytes | None) -> None:
         """Put router and position back to a snapshot; None: to the beginning."""
         self.router, self._is_lost = copy.deepcopy(self._blank), False
-        self._routed, self._snapshot, self.sent = self.ingress.head(), blob, 0
+        self._routed, self._snapshot, self.sent, self.refused = self.ingress.head(), blob, 0, {}
         if blob is not None:
             saved = wire.unpack(blob, Snapshot)
             self.router.restore(saved.router)
             self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
+            self.refused = saved.refused
             if self._coverage is not None:
                 self._coverage.covered = -1 if saved.covered is None else saved.covered
 
     def _replay_all(self) -> None:
-        for entry in self.ingress.read(self._routed):
+        for entry in chunked(self.ingress, self._routed):
             self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
@@ -366,6 +438,11 @@ class Gateway:
             self._enqueue(routed, entry.position)
         self.sent += len(records) if is_data else 0
         self._flush()
+
+
+def _writer(command: Command) -> str:
+    """Who gives a command its place in the log: each one once."""
+    return f"coordinator/{command.move.id}/{_KINDS[type(command)].name}"
 
 
 def _numbered(entry: Entry) -> list[Record]:

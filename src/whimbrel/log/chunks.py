@@ -17,8 +17,16 @@ def chunk(log: Log, start: int, lane: Lane = Lane.DATA, size: int | None = None)
     return log.read(start, log.within(start, SIZE if size is None else size, lane), lane)
 
 
-def chunked(log: Log, start: int, lane: Lane = Lane.DATA, size: int | None = None) -> Iterator[Entry]:
-    """All entries from `start` up to the tail, of which no more than a chunk is in memory."""
-    while entries := chunk(log, start, lane, size):
-        yield from entries
+def chunked(log: Log, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> Iterator[Entry]:
+    """The entries with start <= position < end, or up to the tail, of which no more than a chunk is in memory."""
+    while end is None or start < end:
+        entries = chunk(log, start, lane)
+        yield from (entry for entry in entries if end is None or entry.position < end)
+        if not entries:
+            return
         start = entries[-1].position + 1
+
+
+def reach(log: Log, start: int, lane: Lane = Lane.DATA) -> int:
+    """Where the chunk ends that begins at `start`."""
+    return log.within(start, SIZE, lane)

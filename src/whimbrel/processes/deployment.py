@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from whimbrel.control.control import check_directory
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import JOURNAL, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.log.disk import RESERVE
@@ -46,8 +46,9 @@ class Deployment(msgspec.Struct, frozen=True):
         journal.save(SNAPSHOT, wire.pack(self))
 
 
-def agreed(data: Path, journal: Journal, pipeline: Pipeline) -> Deployment:
+def agreed(data: Path, pipeline: Pipeline) -> Deployment:
     """What the orchestrator has decided; waits for it in a new directory. Raises if that is another pipeline's."""
+    journal = JournalReader(data / JOURNAL)
     deadline = time.monotonic() + PATIENCE
     while (blob := journal.load(SNAPSHOT)) is None:
         if time.monotonic() > deadline:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whimbrel.app import App, end_all
 from whimbrel.control.access import make_token
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, JournalReader
 from whimbrel.control.ports import GatewayBeat, GatewayPort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -24,14 +24,16 @@ class GatewayProcess:
 
     def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
         self._lock = lock_role(data, "gateway")
-        self.journal, self._life, secret = Journal(data / "journal.db"), new_life(), make_token(data)
-        deployment = agreed(data, self.journal, pipeline)
+        self._life, secret = new_life(), make_token(data)
+        deployment = agreed(data, pipeline)
+        self.journal = GatewayJournal(data / GATEWAY)
         self._orchestrator = orchestrator_at(data, secret, orchestrator)
         self.logs = Logs(data / "logs")
         self.role = GatewayRole(
             pipeline,
             self.logs,
             self.journal,
+            JournalReader(data / JOURNAL),
             self._orchestrator.hear,
             App.clock_us,
             keep=deployment.keep,

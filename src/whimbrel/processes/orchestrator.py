@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from whimbrel.app import App, end_all
 from whimbrel.control.access import make_token
-from whimbrel.control.control import Control, check_directory
-from whimbrel.control.journal import Journal
+from whimbrel.control.control import Control, claim_directory
+from whimbrel.control.journal import JOURNAL, Journal
 from whimbrel.control.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
 from whimbrel.control.policy import Policy
 from whimbrel.control.ports import GatewayBeat, OrchestratorPort, SiteBeat
@@ -188,8 +188,8 @@ class OrchestratorProcess:
         links_of(sites, deployment.links)
         store_at(deployment.store, deployment.save_every)
         self._lock = lock_role(data, "orchestrator")
-        self.data, self.journal = data, Journal(data / "journal.db")
-        check_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
+        self.data, self.journal = data, Journal(data / JOURNAL)
+        claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
         deployment.save(self.journal)
         secret = make_token(data)
         self.control = RemoteControl(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from whimbrel.app import end_all
 from whimbrel.control.access import make_token
-from whimbrel.control.journal import Journal
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -31,11 +30,7 @@ class SiteProcess:
     """`whimbrel site NAME`."""
 
     def __init__(self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
-        journal = Journal(data / "journal.db")
-        try:
-            deployment = agreed(data, journal, pipeline)
-        finally:
-            journal.close()
+        deployment = agreed(data, pipeline)
         if name not in deployment.sites:
             raise UnknownName("site", name, deployment.sites)
         self._lock = lock_role(data, f"site-{name}")

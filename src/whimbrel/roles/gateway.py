@@ -12,18 +12,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from whimbrel.control.control import router_of
-from whimbrel.control.journal import Journal
+from whimbrel.control.journal import GatewayJournal, JournalReader
 from whimbrel.control.ports import FlowStatus, GatewayStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved
+from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
@@ -61,7 +62,7 @@ class StageFlow:
 
     def __init__(self, role: GatewayRole, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
         self.stage, self.intake, self._role, self._logs, self._journal = stage, intake, role, role.logs, role.journal
-        placed = role.journal.load(f"instances/{stage.name}")
+        placed = role.decided.load(f"instances/{stage.name}")
         self.instances = list(wire.unpack(placed, dict[str, str])) if placed else []
         self._outboxes: dict[str, EmbeddedLog] = {name: self._logs.outbox(name) for name in self.instances}
         self.gateway = Gateway(
@@ -86,6 +87,7 @@ class StageFlow:
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
+        self._told: set[str] = set()
         self.restoring: Restoring | None = None
         if role.store is not None:
             self.restoring = Restoring(stage.name, self.gateway, self.outlet, self._logs.inbox, role.store)
@@ -153,6 +155,14 @@ class StageFlow:
             self._ticks += 1
             self.gateway.tick(self._ticks)
 
+    def tell_refused(self) -> None:
+        """Tell the orchestrator which restorations cannot be replayed, until it has heard."""
+        for id, reason in list(self.gateway.refused.items()):
+            if id not in self._told:
+                with suppress(Retry):
+                    self._role.hear(self.stage.name, Unreadable(id, self.gateway.name, reason))
+                    self._told.add(id)
+
     def save(self) -> bool:
         """Make a snapshot of the router safe; False if something moves."""
         with self._saving:  # an older one must not come behind a newer one, up to which the log is trimmed
@@ -194,7 +204,8 @@ class GatewayRole:
         self,
         pipeline: Pipeline,
         logs: Logs,
-        journal: Journal,
+        journal: GatewayJournal,
+        decided: JournalReader,
         hear: Hear,
         clock_us: Callable[[], int],
         *,
@@ -205,7 +216,9 @@ class GatewayRole:
         save_every: float = SAVE_EVERY,
         reserve: int = RESERVE,
     ) -> None:
-        """`store`: the address of the central store, if there is one; what changes is saved there every so often."""
+        """`decided`: the orchestrator's journal. `store`: the address of the central store, if there is one; what
+        changes is saved there every so often."""
+        self.decided = decided
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
@@ -261,6 +274,7 @@ class GatewayRole:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
+                    flow.tell_refused()
                 self._backoff.succeeded()
             except Exception as error:
                 if may_pass(error):
@@ -365,7 +379,7 @@ class GatewayRole:
         return found
 
 
-def named(journal: Journal) -> str:
+def named(journal: GatewayJournal) -> str:
     """The name of a data directory, which nobody else has: by it a store knows whose states it has."""
     found = journal.load("run")
     if found is None:

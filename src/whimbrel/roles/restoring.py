@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from whimbrel.core.errors import Refused, Retry, Trimmed
+from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Post
 from whimbrel.core.restoration import loads
@@ -46,9 +46,7 @@ class Restoring:
         covered = self._gateway.covered()
         if checkpoint is not None:
             covered = min(covered, self._store.covered(self._stage, checkpoint))
-        head = self._gateway.ingress.head()
-        if (covered + 1) // codec.ROWS < head:
-            raise Trimmed((covered + 1) // codec.ROWS, head)
+        self._gateway.check_readable((covered + 1) // codec.ROWS)
         return covered + 1
 
     def fence(self, move: Move) -> None:

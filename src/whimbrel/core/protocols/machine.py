@@ -31,6 +31,7 @@ from whimbrel.core.record import (
     Rejected,
     Report,
     Routing,
+    Unreadable,
     Warm,
 )
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -186,6 +187,8 @@ class Migration(msgspec.Struct):
     """Of a restoration: from where on the routers read their logs again."""
     ended_by: str = ""
     """The restoration that took its keys: whatever else is said of it comes too late."""
+    deadline: float | None = None
+    """Seconds that it may take from its beginning on, as long as it can be undone; None: as many as need be."""
 
     @property
     def is_standby(self) -> bool:
@@ -200,7 +203,24 @@ class Migration(msgspec.Struct):
     @property
     def has_begun(self) -> bool:
         """Whether anything was ever said to anybody."""
-        return any(line.event == Ordered.__name__ for line in self.story)
+        return self.begun_us is not None
+
+    @property
+    def begun_us(self) -> int | None:
+        """When it began, by the wall clock of that moment."""
+        return next((line.at_us for line in self.story if line.event == Ordered.__name__), None)
+
+    @property
+    def has_stood_by(self) -> bool:
+        """Whether it was a warm standby once, which may wait for its order for as long as it likes."""
+        return self.is_standby or any(line.phase == STANDBY for line in self.story)
+
+    def left_s(self, now_us: int) -> float | None:
+        """How many seconds of its deadline are left by the wall clock: never more than all of them, if that was put
+        back, nor fewer than none."""
+        if self.deadline is None or self.begun_us is None:
+            return self.deadline
+        return min(max(self.deadline - (now_us - self.begun_us) / 1e6, 0.0), self.deadline)
 
     def hear(self, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> bool:
         """Note one part's notice; whether all parts of that instance have now sent theirs."""
@@ -250,6 +270,18 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
     migration.story.append(Line(migration.phase, _tell(event), now_us))
     migration.phase = phase
     return commands
+
+
+def copied(migration: Migration) -> Migration:
+    """A migration that can be told events without changing this one."""
+    heard = {notice: Heard(one.parts, {*one.sent}) for notice, one in migration.heard.items()}
+    return msgspec.structs.replace(migration, heard=heard, story=[*migration.story])
+
+
+def become(migration: Migration, other: Migration) -> None:
+    """Make a migration what another one is."""
+    for name in migration.__struct_fields__:
+        setattr(migration, name, getattr(other, name))
 
 
 def resume(protocol: Protocol, migration: Migration) -> list[Command]:
@@ -336,7 +368,7 @@ def _tell(event: Event) -> str:
     name = type(event).__name__
     if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
-    if isinstance(event, (Abandoned, Failed, Rejected)):
+    if isinstance(event, (Abandoned, Failed, Rejected, Unreadable)):
         return f"{name}: {event.reason}"
     if isinstance(event, Loaded):
         return f"{name} {event.keys} keys, {event.size} bytes"

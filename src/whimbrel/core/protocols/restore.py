@@ -8,7 +8,7 @@
     store ──versions, SHIPPED──▶ destination ──READY──▶ coordinator
 
     ordered ─Ordered─▶ fencing ─Fenced─▶ loading ─Loaded and Ready (all parts)─▶ replaying ─Opened (all parts)─▶ done
-                          └───────Abandoned─▶ aborted ◀──┘
+                          └───────Abandoned─▶ aborted ◀──┘ ◀────────Unreadable─────────┘
 
 Why it is right: a key's state as of a `seq` follows from its records up to there, whoever applied them. The newest
 version of a key reaches at least as far as its router's log has been trimmed, because routers trim no further than
@@ -25,7 +25,8 @@ Price        the keys give no result from the loss until the destination has cau
              saving are applied once more. Before that, savings: what changes, every few seconds.
 No return    when the routers are told to replay. Before it an abort leaves the keys with nobody, until they are
              restored with another order: to another site, or from an older checkpoint. That is why each attempt has
-             an epoch of its own.
+             an epoch of its own. A router that cannot read its log again says so (Unreadable) in place of replaying,
+             and the same holds.
 If one dies  the lost one comes back: what it says is refused, and it drops the keys when it meets DISCARD. The
              destination: its inbox keeps everything; if it is lost for good, its own restoration takes these keys as
              well. A router replays its log, and repeats its appends. A gate is fenced before it answers. The
@@ -52,7 +53,7 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected
+from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected, Unreadable
 from whimbrel.core.router import Fence, Restore
 
 FENCING, LOADING, REPLAYING = "fencing", "loading", "replaying"
@@ -123,7 +124,7 @@ def evicted(migration: Migration, event: Evicted) -> Answer:
     return migration.phase, []
 
 
-def abandon(migration: Migration, event: Abandoned | Rejected) -> Answer:
+def abandon(migration: Migration, event: Abandoned | Rejected | Unreadable) -> Answer:
     """Out: the keys stay with nobody."""
     migration.reason = event.reason
     return ABORTED, _call_off(migration)
@@ -148,6 +149,7 @@ TABLE: Table = {
     (FENCING, Abandoned): abandon,
     (LOADING, Abandoned): abandon,
     (LOADING, Rejected): abandon,
+    (REPLAYING, Unreadable): abandon,
     (ABORTED, Aborted): cleared,
 }
 TABLE |= late(
@@ -155,8 +157,8 @@ TABLE |= late(
         FENCING: (Ordered,),
         LOADING: (Ordered, Fenced),
         REPLAYING: (Ordered, Fenced, Loaded, Ready, Abandoned),
-        DONE: (Ordered, Fenced, Loaded, Ready, Opened, Abandoned, Rejected),
-        ABORTED: (Ordered, Fenced, Loaded, Ready, Abandoned, Rejected),
+        DONE: (Ordered, Fenced, Loaded, Ready, Opened, Abandoned, Rejected, Unreadable),
+        ABORTED: (Ordered, Fenced, Loaded, Ready, Abandoned, Rejected, Unreadable),
     }
 )
 
