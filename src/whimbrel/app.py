@@ -26,6 +26,7 @@ from whimbrel.control.journal import Journal
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.link import IDEAL
+from whimbrel.core.names import check_name
 from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.folder import Logs
@@ -232,6 +233,8 @@ def run(
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
         raise Refused("sites need names of their own, and at least one is needed")
+    for site in sites:
+        check_name("site", site)
     links_of(sites, links)
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:

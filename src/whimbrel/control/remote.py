@@ -22,7 +22,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from whimbrel.core import errors, wire
-from whimbrel.core.errors import Bug, Retry, Unavailable, WhimbrelError
+from whimbrel.core.errors import Bug, Refused, Retry, Unavailable, WhimbrelError
 
 P = TypeVar("P")
 PATH = "/internal"
@@ -32,6 +32,10 @@ CONNECT = 2.0
 """Seconds to find somebody there."""
 PATIENCE = 10.0
 """Seconds to wait for an answer, unless a method takes longer."""
+
+
+FAULTS = (httpx.codes.BAD_REQUEST, httpx.codes.INTERNAL_SERVER_ERROR)
+"""The statuses of an answer that is a `Fault`."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -55,7 +59,7 @@ def methods(port: type) -> dict[str, Method]:
     for name, function in inspect.getmembers(port, inspect.isfunction):
         if name.startswith("_"):
             continue
-        hints, signature = get_type_hints(function), inspect.signature(function)
+        hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
         fields = [
             (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
             for one in list(signature.parameters.values())[1:]
@@ -102,7 +106,7 @@ class _Remote:
             raise Retry(f"no answer from {url} to {name}: {error or type(error).__name__}") from error
         if response.status_code == httpx.codes.OK:
             return wire.unpack(response.content, method.answer)
-        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+        if response.status_code in FAULTS:
             raise raised(wire.unpack(response.content, Fault))
         raise Bug(f"{url} answered {name} with {response.status_code}: {response.text[:200]}")
 
@@ -137,15 +141,19 @@ async def _answer(act: Callable[..., Any], method: Method, token: str, request: 
     try:
         call = wire.unpack(body, method.call)
     except WhimbrelError as error:
-        return Response(str(error), 400)
+        return _fault(400, Refused(f"{method.call.__name__} cannot be called like that: {error}"))
     try:
         answer = await run_in_threadpool(act, **{name: getattr(call, name) for name in call.__struct_fields__})
         return Response(wire.pack(answer), media_type="application/octet-stream")
     except WhimbrelError as error:
-        fault = Fault(type(error).__name__, str(error))
+        return _fault(500, error)
     except Exception as error:  # the other side must hear of it, whatever it is
-        fault = Fault("Bug", f"{type(error).__name__}: {error}")
-    return Response(wire.pack(fault), 500, media_type="application/octet-stream")
+        return _fault(500, Bug(f"{type(error).__name__}: {error}"))
+
+
+def _fault(status: int, error: WhimbrelError) -> Response:
+    fault = Fault(type(error).__name__, str(error))
+    return Response(wire.pack(fault), status, media_type="application/octet-stream")
 
 
 def bare(title: str) -> FastAPI:

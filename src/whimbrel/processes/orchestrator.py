@@ -25,6 +25,7 @@ from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Refused, Retry, UnknownName
+from whimbrel.core.names import check_name
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
@@ -176,6 +177,8 @@ class OrchestratorProcess:
                 raise UnknownName("site", name, sites)
         if not sites or len(set(sites)) < len(sites):
             raise Refused("sites need names of their own, and at least one is needed")
+        for name in sites:
+            check_name("site", name)
         links_of(sites, deployment.links)
         store_at(deployment.store, deployment.save_every)
         self._lock = lock_role(data, "orchestrator")

@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whimbrel.core.errors import Full, Retry, Unavailable
+from whimbrel.core.errors import Full, Refused, Retry, Unavailable
 from whimbrel.log.disk import SIGNS, Disk, is_full, pauses
+from whimbrel.log.private import below
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
 from whimbrel.spark.query import StageQuery
@@ -77,7 +78,7 @@ class Site:
 
     def checkpoint(self, instance: str) -> Path:
         """Where the checkpoint of an instance lies."""
-        return self.folder / instance
+        return below(self.folder, instance)
 
     # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -144,12 +145,14 @@ class Site:
 
     def take(self, instance: str, origin: str) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
-        here, whole = self.checkpoint(instance), self.folder / f"{instance}.partial"
+        there = below(self.folder.parent, origin, instance)
+        here, whole = self.checkpoint(instance), below(self.folder, f"{instance}.partial")
+        if there == here:
+            raise Refused(f"the checkpoint of {instance} lies at {self.name} already; name the site it comes from")
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
             # A query that has just ended may still be removing temporary files.
-            there = self.folder.parent / origin / instance
             shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
             whole.rename(here)
         except (OSError, shutil.Error) as error:
