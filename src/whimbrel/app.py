@@ -31,6 +31,7 @@ from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_all
+from whimbrel.log.private import make_folder
 from whimbrel.outlet.outlet import Watch
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
@@ -71,6 +72,7 @@ class App(Control):
             journal = Journal(data / "journal.db")
             check_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
             logs = Logs(data / "logs")
+            make_folder(data / "sites")
             self.gateway = GatewayRole(
                 pipeline,
                 logs,

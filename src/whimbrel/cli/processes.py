@@ -78,6 +78,7 @@ def orchestrator(
             restore_to=_names(restore_to) if restore_to else (),
         ),
         until_input_ends,
+        private=True,
     )
 
 
@@ -100,7 +101,7 @@ def site(
 
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
-    _live(lambda: SiteProcess(name, load_job(job), data, orchestrator), until_input_ends)
+    _live(lambda: SiteProcess(name, load_job(job), data, orchestrator), until_input_ends, private=True)
 
 
 def up(
@@ -172,9 +173,9 @@ def _finished(data: Path) -> Callable[[], bool]:
     return has_finished
 
 
-def _live(make: Callable[[], Process], until_input_ends: bool) -> None:
+def _live(make: Callable[[], Process], until_input_ends: bool, *, private: bool = False) -> None:
     try:
-        live(make, until_input_ends=until_input_ends)
+        live(make, until_input_ends=until_input_ends, private=private)
     except Conflict:  # who is in the way may be about to end
         raise
     except Refused as error:

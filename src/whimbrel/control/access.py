@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.log.private import make_folder, replace_text
 
 TOKEN_BYTES = 32
 
@@ -22,7 +23,7 @@ def make_token(data: Path) -> str:
     """The token of a data directory, made if there is none; whoever makes it first, all get the same."""
     path = data / "token"
     if not path.exists():
-        data.mkdir(parents=True, exist_ok=True)
+        make_folder(data)
         number, draft = tempfile.mkstemp(dir=data, prefix="token-")  # its mode is 0600
         try:
             with open(number, "w", encoding="ascii") as file:
@@ -53,9 +54,7 @@ def read_token(data: Path) -> str:
 
 def announce(data: Path, url: str) -> None:
     """Say where the API is."""
-    draft = data / "url.draft"
-    draft.write_text(url + "\n", encoding="utf-8")
-    draft.replace(data / "url")
+    replace_text(data / "url", url + "\n")
 
 
 def withdraw(data: Path) -> None:

@@ -16,6 +16,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Full, NewerFormat, Unavailable
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.log.embedded import is_full
+from whimbrel.log.private import make_file, make_folder
 
 FORMAT = 1
 GROWTH, FLOOR = 4, 256 << 10
@@ -29,7 +30,8 @@ class Journal:
     """One data directory's journal. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        make_file(path)
         self._lock = threading.Lock()
         self._noted: dict[str, list[int]] = {}
         """By outlet: the sizes of all its notes, the oldest first."""

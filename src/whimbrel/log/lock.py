@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from whimbrel.core.errors import Conflict
+from whimbrel.log.private import claim, opener
 
 
 def lock_all(data: Path) -> IO[str]:
@@ -33,8 +34,8 @@ def lock_role(data: Path, role: str) -> ExitStack:
 
 
 def _locked(path: Path, kind: int, told: str) -> IO[str]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
+    claim(path.parent)
+    file = open(path, "a", opener=opener)
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -18,8 +18,8 @@ from whimbrel.core.errors import Refused
 FOLDER, FILE = 0o700, 0o600
 OTHERS = 0o077
 """What nobody but the owner may: the umask of processes that are all ours."""
-SIGN = "journal.db"
-"""A directory with this file in it is a data directory."""
+OURS = ("journal.db", "lock", "logs", "sites", "token", "url", "orchestrator", "credentials", "gateway.", "site-", ".")
+"""How the names begin of all that lies in a data directory."""
 
 
 def below(folder: Path, *names: str) -> Path:
@@ -40,14 +40,13 @@ def make_folder(path: Path) -> Path:
 def claim(data: Path) -> Path:
     """A data directory, made if it is not there, for its owner alone.
 
-    One that is there and lets others in is tightened if it is empty or a data directory already. One with other files
+    One that is there and lets others in is tightened if nothing lies in it but what Whimbrel makes. One with other files
     in it was made for more than this: it is left as it is, and a warning says so.
     """
     make_folder(data)
     found = data.stat()
     if found.st_uid == os.getuid() and found.st_mode & OTHERS:
-        names = {path.name for path in data.iterdir()}
-        if SIGN in names or not names:
+        if all(path.name.startswith(OURS) for path in data.iterdir()):
             data.chmod(FOLDER)
         else:
             warnings.warn(

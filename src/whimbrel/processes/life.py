@@ -17,6 +17,7 @@ from typing import Protocol
 from whimbrel.control.ports import OrchestratorPort
 from whimbrel.control.remote import remote
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.log.private import OTHERS
 
 BEAT = 1.0
 """Seconds between two beats."""
@@ -43,8 +44,11 @@ class Ended(BaseException):
     """Somebody wants this process to end."""
 
 
-def live(make: Callable[[], Process], *, until_input_ends: bool = False) -> None:
-    """Run a process until it is told to end. Called in the main thread."""
+def live(make: Callable[[], Process], *, until_input_ends: bool = False, private: bool = False) -> None:
+    """Run a process until it is told to end. Called in the main thread. `private`: what it writes, and whatever it
+    starts, is for its owner alone."""
+    if private:
+        os.umask(OTHERS)
 
     def end(number: int, frame: object) -> None:
         raise Ended

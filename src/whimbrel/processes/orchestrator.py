@@ -28,6 +28,7 @@ from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.names import check_name
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
+from whimbrel.log.private import replace_text
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import Deployment
 from whimbrel.processes.life import ADDRESS
@@ -205,9 +206,7 @@ class OrchestratorProcess:
         """Begin to serve: what the journal has is finished, whoever beats is heard."""
         self.control.orchestrator.recover()
         self.server.start()
-        draft = self.data / f"{ADDRESS}.draft"
-        draft.write_text(self.server.url, encoding="utf-8")
-        draft.replace(self.data / ADDRESS)
+        replace_text(self.data / ADDRESS, self.server.url)
         self.control.orchestrator.start()
         for thread in self._threads:
             thread.start()

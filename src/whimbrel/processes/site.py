@@ -18,6 +18,7 @@ from whimbrel.control.server import Server
 from whimbrel.core.errors import Retry, UnknownName
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
+from whimbrel.log.private import make_folder
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import agreed
 from whimbrel.processes.life import Heart, new_life, orchestrator_at
@@ -50,7 +51,7 @@ class SiteProcess:
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
         make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
         disk = site_disk(name, data, deployment.reserve)
-        self.site = Site(name, data / "sites" / name, make, self.links, disk)
+        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk)
         api = bare(f"whimbrel site {name}")
         offer(api, SitePort, self.site, secret)
         self.server = Server(api)
