@@ -13,6 +13,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
+from whimbrel.control.access import credential, site_role
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -105,8 +106,9 @@ class House:
         return self.gateway
 
     def site(self, name: str) -> Place:
-        secret = (self.data / "token").read_text().strip()
-        return self.sites.setdefault(name, Place(name, secret))
+        if name not in self.sites:
+            self.sites[name] = Place(name, credential(self.data, site_role(name))())
+        return self.sites[name]
 
     def beat(self, name: str, life: str = "first") -> Place:
         """A site says that it lives."""

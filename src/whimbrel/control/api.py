@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from whimbrel.control.bodies import Abort, Drain, Invoke, Migrate, Pair, Scale
-from whimbrel.control.guard import ASGI, BODY, Guard
+from whimbrel.control.guard import ASGI, BODY, USER, Guard
 from whimbrel.control.orders import (
     Checkpoint,
     InstanceStatus,
@@ -37,7 +37,9 @@ from whimbrel.control.orders import (
     StageStatus,
 )
 from whimbrel.control.problems import Problem, problem_of
+from whimbrel.control.tokens import User
 from whimbrel.core.errors import Refused, Retry, UnknownName, WhimbrelError
+from whimbrel.core.text import visible
 
 LOOK = 0.1
 """Seconds between two looks at a migration that somebody waits for."""
@@ -45,13 +47,20 @@ LONGEST = 60.0
 """Seconds that one call may wait; a client that wants more calls again."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem} for status in (400, 401, 404, 405, 409, 413, 422, 500, 503)
+    status: {"model": Problem} for status in (400, 401, 403, 404, 405, 409, 413, 422, 500, 503)
 }
 
 
-def make_api(orders: Orders, token: str, *, limit: int = BODY, stopping: threading.Event | None = None) -> ASGI:
-    """The API as an ASGI application, behind its guard. `stopping`: when set, nobody waits any more."""
-    return Guard(make_app(orders, stopping or threading.Event()), token, limit)
+def make_api(
+    orders: Orders,
+    who: Callable[[str], User | None],
+    *,
+    limit: int = BODY,
+    stopping: threading.Event | None = None,
+) -> ASGI:
+    """The API as an ASGI application, behind its guard. `who`: whose token something is. `stopping`: when set, nobody
+    waits any more."""
+    return Guard(make_app(orders, stopping or threading.Event()), who, limit)
 
 
 def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
@@ -77,17 +86,15 @@ def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
 # ── Once ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def named(
-    call: Call, idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,200}$")] = None
-) -> Request | None:
-    """The request that a call is, if it has a name."""
-    if idempotency_key is None:
-        return None
+async def named(call: Call, idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,200}$")] = None) -> Request:
+    """The request that a call is: who sends it, and its name, if it has one."""
+    user: User | None = call.scope.get(USER)
+    by = "over REST" if user is None else f"{visible(user.name)} over REST"
     said = hashlib.sha256(f"{call.method} {call.url.path}\n".encode() + await call.body()).hexdigest()
-    return Request(idempotency_key, said)
+    return Request(idempotency_key, said, by)
 
 
-Named = Annotated[Request | None, Depends(named)]
+Named = Annotated[Request, Depends(named)]
 
 
 class Once:
@@ -98,32 +105,33 @@ class Once:
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
-    def order(self, request: Request | None, act: Callable[[], Receipt]) -> Receipt:
+    def order(self, request: Request, act: Callable[[], Receipt]) -> Receipt:
         """The receipt of an order, which is remembered together with what it orders."""
         with self._answering(request) as found:
             return act() if found is None else found
 
-    def tell(self, request: Request | None, act: Callable[[], object]) -> None:
+    def tell(self, request: Request, act: Callable[[], object]) -> None:
         """Do something that may be repeated; it is remembered when it is done."""
         with self._answering(request) as found:
             if found is None:
                 act()
-                if request is not None:
+                if request.name is not None:
                     self._orders.remember(request)
 
     @contextmanager
-    def _answering(self, request: Request | None) -> Iterator[Receipt | None]:
-        if request is None:
+    def _answering(self, request: Request) -> Iterator[Receipt | None]:
+        name = request.name
+        if name is None:
             yield None
             return
         with self._lock:
-            if request.name in self._under_way:
-                raise Retry(f"the request {request.name!r} is being answered; ask again in a moment")
-            self._under_way.add(request.name)
+            if name in self._under_way:
+                raise Retry(f"the request {name!r} is being answered; ask again in a moment")
+            self._under_way.add(name)
         try:
             yield self._orders.recall(request)
         finally:
-            self._under_way.discard(request.name)
+            self._under_way.discard(name)
 
 
 # ── Paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,13 +195,13 @@ def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
     @router.post("/migrations/{id:path}/abort")
     def abort(id: str, body: Abort, request: Named) -> MigrationStatus:
         """Call a migration off, if it is not too late."""
-        once.tell(request, lambda: orders.abort(id, body.reason))
+        once.tell(request, lambda: orders.abort(id, body.reason, by=request.by))
         return orders.migration(id)
 
     @router.post("/migrations/{id:path}/take_over")
     def take_over(id: str, request: Named) -> MigrationStatus:
         """Let a warm standby take its keys over."""
-        once.tell(request, lambda: orders.take_over(id))
+        once.tell(request, lambda: orders.take_over(id, by=request.by))
         return orders.migration(id)
 
     @router.get("/migrations/{id:path}")

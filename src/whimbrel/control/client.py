@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from whimbrel.control.access import find_url, read_token
+from whimbrel.control.access import OPERATING, Credential, Secret, find_url, value_of
 from whimbrel.control.handle import outcome_of
 from whimbrel.control.orders import (
     Checkpoint,
@@ -303,23 +303,35 @@ def connect(
 ) -> Client:
     """Connect to an application that is served (`App.serve`).
 
-    `data`: its data directory, where its address and token are, as far as they are not given. `certificate`: a PEM
+    `data`: its data directory, where its address and token are, as far as they are not given; the token is read again
+    when it has been rotated. `certificate`: a PEM
     file with the certificate to trust, if no authority that this machine knows has signed it. `timeout`: seconds that
     one call may take, beside what it is told to wait.
     """
     if data is None and (url is None or token is None):
         raise Refused("who is asked? give the url and the token, or the data directory in which they are")
     url = find_url(Path(str(data))) if url is None else url
-    token = read_token(Path(str(data))) if token is None else token
+    credential: Credential = Secret(Path(str(data)) / OPERATING) if token is None else token
+    value_of(credential)
     import httpx  # a tenth of a second, which those who never connect need not wait
+
+    from whimbrel.control.bearer import Bearer
 
     try:
         trusted = True if certificate is None else ssl.create_default_context(cafile=certificate)
     except (OSError, ssl.SSLError) as error:
         raise Refused(f"{certificate} holds no certificate: {error}") from error
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"}
     try:
-        http = httpx.Client(base_url=url, headers=headers, timeout=timeout + LOOK, verify=trusted, trust_env=False)
+        httpx.Headers({"Authorization": value_of(credential)})  # a header cannot hold just any text
+        http = httpx.Client(
+            base_url=url,
+            auth=Bearer(credential),
+            headers=headers,
+            timeout=timeout + LOOK,
+            verify=trusted,
+            trust_env=False,
+        )
     except (httpx.InvalidURL, ValueError) as error:
         raise Refused(f"{url!r} is no address, or the token no token: {error}") from error
     if http.base_url.scheme not in ("http", "https") or not http.base_url.host:

@@ -38,6 +38,8 @@ from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTab
 from whimbrel.log import codec
 
 PERIOD = 0.2
+ITSELF = "the process itself"
+"""Who orders what no request asks for."""
 DEADLINE = 120.0
 """Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
 
@@ -156,13 +158,15 @@ class Orchestrator:
         """
         with self._changed:
             planned = self._plan(orders, why)
+            for migration in planned:
+                migration.ordered_by = ITSELF if request is None else request.by
             before = self._remember(planned)
             commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
             ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
             ids = [migration.move.id for migration in planned]
             try:
                 if planned or request is not None:
-                    answer = None if request is None else (request.name, wire.pack(request.answered(ids, why)))
+                    answer = None if request is None else request.answered(ids, why)
                     self.journal.write(*ended, *planned, answer=answer)
             except Unavailable:  # what is not journalled has not happened
                 for migration in planned:

@@ -11,10 +11,12 @@ stands here keeps three rules:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from whimbrel.control.access import GATEWAY, site_role
+from whimbrel.core.errors import Refused
 from whimbrel.core.names import Name, Url
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Report
@@ -168,3 +170,11 @@ class OrchestratorPort(Protocol):
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Somebody lives."""
+
+
+def check_caller(caller: str, call: Any) -> None:
+    """Raise `Refused` if who calls the orchestrator speaks in another one's name. Only the gateway hears instances."""
+    beat = getattr(call, "beat", None)
+    speaker = site_role(beat.name) if isinstance(beat, SiteBeat) else GATEWAY
+    if caller != speaker:
+        raise Refused(f"{type(call).__name__} is for {speaker} to call, and not for {caller}")

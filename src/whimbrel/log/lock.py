@@ -2,6 +2,7 @@
 
 <data>/lock             `wb.run` alone, or all roles together
 <data>/<role>.lock      one process of each role
+<data>/tokens.lock      whoever changes the tokens, for that moment
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ def lock_role(data: Path, role: str) -> ExitStack:
     return held
 
 
+def lock_tokens(data: Path) -> IO[str]:
+    """Nobody else changes the users' tokens."""
+    return _locked(
+        data / "tokens.lock", fcntl.LOCK_EX, f"another command changes the tokens of {data}; repeat this one"
+    )
+
+
 def _locked(path: Path, kind: int, told: str) -> IO[str]:
     claim(path.parent)
-    file = open(path, "a", opener=opener)
+    file = open(path, "a", opener=opener)  # noqa: SIM115 - held for as long as it is open
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

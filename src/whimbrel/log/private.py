@@ -40,8 +40,8 @@ def make_folder(path: Path) -> Path:
 def claim(data: Path) -> Path:
     """A data directory, made if it is not there, for its owner alone.
 
-    One that is there and lets others in is tightened if nothing lies in it but what Whimbrel makes. One with other files
-    in it was made for more than this: it is left as it is, and a warning says so.
+    One that is there and lets others in is tightened if nothing lies in it but what Whimbrel makes. One with other
+    files in it was made for more than this: it is left as it is, and a warning says so.
     """
     make_folder(data)
     found = data.stat()

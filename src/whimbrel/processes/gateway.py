@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from whimbrel.app import App, end_all
-from whimbrel.control.access import make_token
+from whimbrel.control.access import GATEWAY, credential
 from whimbrel.control.journal import Journal
 from whimbrel.control.ports import GatewayBeat, GatewayPort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
@@ -23,11 +24,11 @@ from whimbrel.roles.gateway import GatewayRole
 class GatewayProcess:
     """`whimbrel gateway`."""
 
-    def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None, tls: Tls | None = None) -> None:
         self._lock = lock_role(data, "gateway")
-        self.journal, self._life, secret = Journal(data / "journal.db"), new_life(), make_token(data)
+        self.journal, self._life, secret = Journal(data / "journal.db"), new_life(), credential(data, GATEWAY)
         deployment = agreed(data, self.journal, pipeline)
-        self._orchestrator = orchestrator_at(data, secret, orchestrator)
+        self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
         self.logs = Logs(data / "logs")
         self.role = GatewayRole(
             pipeline,
@@ -44,7 +45,7 @@ class GatewayProcess:
         )
         api = bare("whimbrel gateway")
         offer(api, GatewayPort, self.role, secret)
-        self.server = Server(api)
+        self.server = Server.between(api, tls)
         self._heart = Heart(self._beat)
 
     def start(self) -> None:

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from whimbrel.control.access import Credential
 from whimbrel.control.ports import OrchestratorPort
 from whimbrel.control.remote import remote
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.text import visible
 from whimbrel.log.private import OTHERS
 
 BEAT = 1.0
@@ -81,13 +84,13 @@ def _end_with_input() -> None:
 
 
 class Heart:
-    """Says once in a while that this process lives; goes on when nobody hears it.
+    """Says once in a while that this process lives; goes on when nobody hears it, and says so.
 
     If it cannot be said how things are, because the JVM is gone for instance, the process ends: a new one can help.
     """
 
     def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat = beat
+        self._beat, self._complaint = beat, ""
         self.error: Exception | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -106,8 +109,9 @@ class Heart:
         while True:
             try:
                 self._beat()
-            except Retry:
-                pass
+                self._complaint = ""
+            except Retry as error:
+                self._complain(visible(error))
             except Exception as error:
                 self.error = error
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -115,10 +119,16 @@ class Heart:
             if self._stopping.wait(BEAT):
                 return
 
+    def _complain(self, told: str) -> None:
+        """Say why nobody hears it: once, however often it is tried."""
+        if told != self._complaint:
+            self._complaint = told
+            print(f"whimbrel: the orchestrator does not hear this process: {told}", file=sys.stderr, flush=True)
 
-def orchestrator_at(data: Path, token: str, url: str | None) -> OrchestratorPort:
+
+def orchestrator_at(data: Path, credential: Credential, url: str | None, tls: Tls | None = None) -> OrchestratorPort:
     """The orchestrator, at a URL, or wherever the one of this data directory is now."""
-    return remote(OrchestratorPort, lambda: url or address_in(data), token)
+    return remote(OrchestratorPort, lambda: url or address_in(data), credential, tls=tls)
 
 
 def address_in(data: Path) -> str:
