@@ -13,7 +13,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
-from whimbrel.control.access import credential, site_role
+from whimbrel.control.access import Credential, credential, site_role
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -33,7 +33,7 @@ PARTS = 4
 class Place:
     """A site that only notes what it is told."""
 
-    def __init__(self, name: str, secret: str) -> None:
+    def __init__(self, name: str, secret: Credential) -> None:
         self.name, self.running, self.places = name, dict[str, int](), dict[str, str]()
         self.strays: list[str] = []
         api = bare(name)
@@ -107,7 +107,7 @@ class House:
 
     def site(self, name: str) -> Place:
         if name not in self.sites:
-            self.sites[name] = Place(name, credential(self.data, site_role(name))())
+            self.sites[name] = Place(name, credential(self.data, site_role(name)))
         return self.sites[name]
 
     def beat(self, name: str, life: str = "first") -> Place:
