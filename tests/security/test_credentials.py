@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_every_process_has_a_secret_of_its_own(house: House) -> None:
 def test_a_process_speaks_in_its_own_name_alone(house: House) -> None:
     cloud, gateway = orchestrator_as(house, "site-cloud"), orchestrator_as(house, GATEWAY)
     cloud.beat(beat(house, "cloud"))
-    refused = [
+    refused: list[Callable[[], None]] = [
         lambda: cloud.beat(beat(house, "edge-1")),
         lambda: cloud.beat(GatewayBeat("life", "http://127.0.0.1:1", GatewayStatus())),
         lambda: cloud.hear("count", NOTICE),

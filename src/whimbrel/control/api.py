@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 
 from whimbrel.control.bodies import Abort, Drain, Invoke, Migrate, Pair, Scale
 from whimbrel.control.guard import ASGI, BODY, USER, Guard
+from whimbrel.control.limits import WAITING
 from whimbrel.control.orders import (
     Checkpoint,
     InstanceStatus,
@@ -38,7 +39,7 @@ from whimbrel.control.orders import (
 )
 from whimbrel.control.problems import Problem, problem_of
 from whimbrel.control.tokens import User
-from whimbrel.core.errors import Refused, Retry, UnknownName, WhimbrelError
+from whimbrel.core.errors import Refused, Retry, Unavailable, UnknownName, WhimbrelError
 from whimbrel.core.text import visible
 
 LOOK = 0.1
@@ -163,8 +164,26 @@ def _looking(orders: Orders) -> APIRouter:
     return router
 
 
+class Room:
+    """For so many calls that wait; one more is told to come again."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._here = most, 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in it. Used by the one thread that serves."""
+        if self._here >= self._most:
+            raise Unavailable(f"{self._most} calls wait for migrations already; ask again later, or without wait=")
+        self._here += 1
+        try:
+            yield
+        finally:
+            self._here -= 1
+
+
 def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
-    router = APIRouter()
+    router, room = APIRouter(), Room(WAITING)
 
     @router.post("/migrations")
     def migrate(body: Migrate, request: Named) -> Receipt:
@@ -206,18 +225,19 @@ def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
 
     @router.get("/migrations/{id:path}")
     async def migration(
-        id: str, wait: Annotated[float, Query(ge=0, le=LONGEST)] = 0, warm: bool = False
+        call: Call, id: str, wait: Annotated[float, Query(ge=0, le=LONGEST)] = 0, warm: bool = False
     ) -> MigrationStatus:
         """A migration as it is; with `wait`, when it is over (or `warm`), at the latest after so many seconds."""
         if not wait:
             return await run_in_threadpool(orders.migration, id)
         deadline = time.monotonic() + wait
-        while True:
-            found = await run_in_threadpool(orders.wait, id, 0.0, warm=warm)
-            is_ready = found.is_over or (warm and found.is_standby)
-            if is_ready or stopping.is_set() or time.monotonic() >= deadline:
-                return found
-            await asyncio.sleep(LOOK)
+        with room.place():
+            while True:
+                found = await run_in_threadpool(orders.wait, id, 0.0, warm=warm)
+                is_ready = found.is_over or (warm and found.is_standby)
+                if is_ready or stopping.is_set() or await call.is_disconnected() or time.monotonic() >= deadline:
+                    return found
+                await asyncio.sleep(LOOK)
 
     return router
 

@@ -254,9 +254,10 @@ class RemoteHandle:
     def _wait(self, timeout: float | None, *, warm: bool) -> RemoteHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         for id in self.ids:
-            heard = time.monotonic()
+            heard, waits = time.monotonic(), True
             while True:
                 left = LOOK if deadline is None else max(0.0, min(LOOK, deadline - time.monotonic()))
+                left = left if waits else 0.0
                 try:
                     found = self._client.migration(id, left, warm=warm)
                 except Unavailable:
@@ -264,12 +265,16 @@ class RemoteHandle:
                     if now - heard > AWAY or (deadline is not None and now > deadline):
                         raise
                     time.sleep(PAUSE)
+                    waits = not waits  # too many may be waiting there already: then it only looks
                     continue
                 heard = time.monotonic()
                 if found.is_over or (warm and found.is_standby):
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+                if not waits:
+                    time.sleep(PAUSE)
+                    waits = True
         return self
 
     def take_over(self) -> RemoteHandle:

@@ -22,6 +22,7 @@ import httpx
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from whimbrel.control.access import Credential, value_of
 from whimbrel.control.bearer import Bearer
@@ -174,10 +175,13 @@ async def _answer(
     if caller is None:
         return Response("the credential is missing or wrong", 401)
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LIMIT:
-            return Response(f"a message has {LIMIT} bytes at most", 413)
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LIMIT:
+                return Response(f"a message has {LIMIT} bytes at most", 413)
+    except ClientDisconnect:  # half a message is none; nobody reads this
+        return Response("the message is not whole", 400)
     try:
         call = wire.unpack(body, method.call)
     except WhimbrelError as error:

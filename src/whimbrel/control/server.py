@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -14,6 +15,7 @@ import uvicorn
 from whimbrel.control.access import announce, withdraw
 from whimbrel.control.api import make_api
 from whimbrel.control.guard import ASGI, BODY
+from whimbrel.control.limits import HEAD_BYTES, KEEP, Limited, Loop
 from whimbrel.control.orders import Orders
 from whimbrel.control.tls import Tls
 from whimbrel.control.tokens import Tokens
@@ -51,6 +53,9 @@ class Server:
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=GRACE,
+            http=Limited,
+            timeout_keep_alive=KEEP,
+            h11_max_incomplete_event_size=HEAD_BYTES,
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ca_certs=None if ca is None else str(ca),
@@ -67,12 +72,16 @@ class Server:
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"{'http' if certificate is None else 'https'}://{shown}:{address[1]}"
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
     @classmethod
     def between(cls, app: ASGI, tls: Tls | None) -> Self:
         """For other processes of the same deployment; with `tls`, only for those that have a certificate."""
         return cls(app) if tls is None else cls(app, certificate=tls.certificate, key=tls.key, ca=tls.ca)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(self._server.serve([self._socket]))
 
     def start(self, timeout: float = 30.0) -> Self:
         """Begin to answer; returns when it does."""
