@@ -150,9 +150,9 @@ def up(
 
     Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
     """
+    tls = tls_of(certificate, key, ca)
     load_job(job)
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
-    tls = tls_of(certificate, key, ca)
     if tls is not None:
         tls.client()  # what is wrong with the files is said once, and not by every process
         shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
