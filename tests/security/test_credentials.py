@@ -18,7 +18,9 @@ from whimbrel.control.ports import GatewayBeat, GatewayPort, GatewayStatus, Orch
 from whimbrel.control.remote import remote
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, Unavailable
-from whimbrel.core.record import Ready
+from whimbrel.core.keys import Selection
+from whimbrel.core.record import Move, Ready
+from whimbrel.core.router import Begin
 from whimbrel.processes.life import address_in, orchestrator_at
 from whimbrel.processes.orchestrator import settled_in
 from whimbrel.site.status import SiteStatus
@@ -91,6 +93,17 @@ def test_what_opens_one_door_opens_no_other(house: House) -> None:
     for role, secret in secrets.items():
         answer = httpx.get(api.url + "/sites", headers={"Authorization": f"Bearer {secret}"})
         assert answer.status_code == (200 if role.startswith("token") else 401), role
+
+
+def test_a_command_with_a_name_that_climbs_out_is_refused_by_the_gateway(house: House) -> None:
+    assert house.gateway is not None
+    gateway = remote(
+        GatewayPort, lambda: str(house.gateway and house.gateway.server.url), credential(house.data, GATEWAY)
+    )
+    move = Move("m1", "count", "live", "count-1", "../../x", Selection(), 1, frozenset({"g"}))
+    with pytest.raises(Refused, match="instance name"):
+        gateway.command("count", Begin(move))
+    assert not list(house.data.parent.glob("*x*"))
 
 
 def test_credentials_are_rotated_while_everything_runs(house: House) -> None:

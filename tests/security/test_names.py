@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import whimbrel as wb
 from tests.rest.house import Count, Standing
-from whimbrel.control.ports import GatewayPort, OrchestratorPort, SiteBeat, SitePort
+from whimbrel.control.ports import GatewayPort, OrchestratorPort, SiteBeat, SitePort, check_names
 from whimbrel.control.remote import bare, methods, offer, remote
 from whimbrel.control.server import Server
 from whimbrel.core import wire
@@ -75,7 +76,6 @@ def test_a_site_does_not_delete_the_checkpoint_that_it_is_to_copy(place: Place, 
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_every_port_refuses_such_a_name_wherever_it_stands(port: SitePort, name: str) -> None:
-    move = Move("m1", "s", "live", "s-1", name, Selection(), 1, frozenset({"g"}))
     calls: list[tuple[type, str, dict[str, Any]]] = [
         (SitePort, "start", {"instance": name}),
         (SitePort, "stop", {"instance": name}),
@@ -87,8 +87,6 @@ def test_every_port_refuses_such_a_name_wherever_it_stands(port: SitePort, name:
         (SitePort, "carry", {"to": name, "size": 1}),
         (GatewayPort, "place", {"stage": "s", "instances": [name]}),
         (GatewayPort, "place", {"stage": name, "instances": []}),
-        (GatewayPort, "command", {"stage": "s", "command": Begin(move)}),
-        (GatewayPort, "fence", {"stage": "s", "move": move}),
         (OrchestratorPort, "beat", {"beat": SiteBeat(name, "life", "http://127.0.0.1:1", SiteStatus())}),
     ]
     for kind, method, arguments in calls:
@@ -96,6 +94,25 @@ def test_every_port_refuses_such_a_name_wherever_it_stands(port: SitePort, name:
             wire.unpack(wire.pack(arguments), methods(kind)[method].call)
     with pytest.raises(Refused):
         port.start(name)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("field", ["stage", "source", "destination", "parties"])
+def test_a_move_with_such_a_name_does_not_reach_the_gateway(name: str, field: str) -> None:
+    good = Move("m1", "s", "live", "s-1", "s-2", Selection(), 1, frozenset({"g"}), parties=frozenset({"s-3"}))
+    bad = msgspec.structs.replace(good, **{field: frozenset({name}) if field == "parties" else name})
+    calls = methods(GatewayPort)
+    for move in (good, bad):
+        for call in (
+            calls["command"].call(stage="s", command=Begin(move)),
+            calls["fence"].call(stage="s", move=move),
+            calls["load"].call(stage="s", move=move, checkpoint=None),
+        ):
+            if move is good:
+                check_names("", call)
+            else:
+                with pytest.raises(Refused, match="is not allowed"):
+                    check_names("", call)
 
 
 @pytest.mark.parametrize("url", ["", "ftp://127.0.0.1", "http://a/b", "http://a b", "http://", "file:///etc/passwd"])

@@ -17,7 +17,7 @@ import msgspec
 
 from whimbrel.control.access import GATEWAY, site_role
 from whimbrel.core.errors import Refused
-from whimbrel.core.names import Name, Url
+from whimbrel.core.names import LONGEST, Name, Url, check_name
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -170,6 +170,18 @@ class OrchestratorPort(Protocol):
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Somebody lives."""
+
+
+def check_names(caller: str, call: Any) -> None:
+    """Raise `Refused` if a move in a call to the gateway has a name that is none. The type of a move cannot say so:
+    inside the core, a saving is a move of no stage."""
+    for field in call.__struct_fields__:
+        value = getattr(call, field)
+        move = value if isinstance(value, Move) else getattr(value, "move", None)
+        if isinstance(move, Move):
+            check_name("stage", move.stage)
+            for instance in (move.source, move.destination, *move.parties):
+                check_name("instance", instance, LONGEST)
 
 
 def check_caller(caller: str, call: Any) -> None:

@@ -24,11 +24,11 @@ Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[\w.:\[\]-]{1,260}\Z")]
 """Where a process can be reached: scheme, host and port, and nothing behind."""
 
 
-def check_name(kind: str, name: str) -> str:
+def check_name(kind: str, name: str, longest: int = CHOSEN) -> str:
     """The name, if it is one. Raises `Refused`; `kind` says of what."""
-    if len(name) > CHOSEN or not re.search(PATTERN, name):
+    if len(name) > longest or not re.search(PATTERN, name):
         raise Refused(
             f"{kind} name {name!r} is not allowed: use letters, digits and _, inside also . and -, "
-            f"at most {CHOSEN} characters"
+            f"at most {longest} characters"
         )
     return name

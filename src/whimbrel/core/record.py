@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from whimbrel.core.keys import EVERY_BIN, Selection
-from whimbrel.core.names import Name
 
 
 class Kind(IntEnum):
@@ -90,10 +89,10 @@ class Move(msgspec.Struct, frozen=True):
     """One migration as everybody on the data path sees it; travels in markers. All a participant needs to know."""
 
     id: str
-    stage: Name
+    stage: str
     protocol: str
-    source: Name
-    destination: Name
+    source: str
+    destination: str
     selection: Selection
     epoch: int
     """The epoch of the selected keys once the destination owns them."""
@@ -120,7 +119,7 @@ class Move(msgspec.Struct, frozen=True):
     batch that is repeated after a restart must ship what it shipped the first time."""
     ends: frozenset[str] = frozenset()
     """Migrations that a restoration puts an end to."""
-    parties: frozenset[Name] = frozenset()
+    parties: frozenset[str] = frozenset()
     """Who must discard what a restoration brings back: the lost instance, and the other ends of those migrations."""
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from whimbrel.app import App, end_all
 from whimbrel.control.access import GATEWAY, credential
 from whimbrel.control.journal import Journal
-from whimbrel.control.ports import GatewayBeat, GatewayPort
+from whimbrel.control.ports import GatewayBeat, GatewayPort, check_names
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.control.tls import Tls
@@ -44,7 +44,7 @@ class GatewayProcess:
             save_every=deployment.save_every,
         )
         api = bare("whimbrel gateway")
-        offer(api, GatewayPort, self.role, secret)
+        offer(api, GatewayPort, self.role, secret, check_names)
         self.server = Server.between(api, tls)
         self._heart = Heart(self._beat)
 

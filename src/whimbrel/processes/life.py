@@ -90,7 +90,7 @@ class Heart:
     """
 
     def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat, self._complaint = beat, ""
+        self._beat, self._complaint, self._complained = beat, "", False
         self.error: Exception | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -109,7 +109,7 @@ class Heart:
         while True:
             try:
                 self._beat()
-                self._complaint = ""
+                self._complaint, self._complained = "", False
             except Retry as error:
                 self._complain(visible(error))
             except Exception as error:
@@ -120,10 +120,10 @@ class Heart:
                 return
 
     def _complain(self, told: str) -> None:
-        """Say why nobody hears it: once, however often it is tried."""
-        if told != self._complaint:
-            self._complaint = told
+        """Say why nobody hears it: once, when it has been so twice. An orchestrator that is just starting is no news."""
+        if told == self._complaint and not self._complained:
             print(f"whimbrel: the orchestrator does not hear this process: {told}", file=sys.stderr, flush=True)
+        self._complaint, self._complained = told, told == self._complaint
 
 
 def orchestrator_at(data: Path, credential: Credential, url: str | None, tls: Tls | None = None) -> OrchestratorPort:
