@@ -120,7 +120,7 @@ class Heart:
                 return
 
     def _complain(self, told: str) -> None:
-        """Say why nobody hears it: once, when it has been so twice. An orchestrator that is just starting is no news."""
+        """Say why nobody hears it: once, when it has been so twice. An orchestrator that is starting is no news."""
         if told == self._complaint and not self._complained:
             print(f"whimbrel: the orchestrator does not hear this process: {told}", file=sys.stderr, flush=True)
         self._complaint, self._complained = told, told == self._complaint
