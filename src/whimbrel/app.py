@@ -23,14 +23,16 @@ from types import TracebackType
 from typing import Any
 
 from whimbrel.control.control import Control, claim_directory
-from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.link import IDEAL
+from whimbrel.core.names import check_name
 from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_all
+from whimbrel.log.private import make_folder
 from whimbrel.outlet.outlet import Watch
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
@@ -68,9 +70,10 @@ class App(Control):
         self.pipeline, self._temporary = pipeline, temporary
         self._lock = lock_all(data)
         try:
-            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY)
+            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL)
             claim_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
             logs = Logs(data / "logs")
+            make_folder(data / "sites")
             self.gateway = GatewayRole(
                 pipeline,
                 logs,
@@ -235,6 +238,8 @@ def run(
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
         raise Refused("sites need names of their own, and at least one is needed")
+    for site in sites:
+        check_name("site", site)
     links_of(sites, links)
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from whimbrel.core.errors import Refused
+from whimbrel.core.names import check_name
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.gateway import sources
 from whimbrel.gateway.intake import Row, parse_schema
@@ -152,6 +153,7 @@ class Pipeline:
         takes_context(operator)
         if any(stage.name == name for stage in self.stages) or not name.isidentifier():
             raise Refused(f"a stage needs a name of its own, made of letters, digits and _; not {name!r}")
+        check_name("stage", name)
         if self.stages and (key is None or schema is None):
             raise Refused(
                 f"stage {name!r} reads another stage's results: give it key='...' and schema='name type, ...'"

@@ -14,7 +14,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_savings import Sum
 from tests.app.waiting import until
-from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Notice, Outgoing, Parked, Result, Said
@@ -39,7 +39,7 @@ class House:
         journal = Journal(self.data / JOURNAL)
         journal.save("instances/sum", wire.pack({"sum-1": "cloud", "sum-2": "edge-1"}))
         journal.close()
-        self.journal, self.logs = GatewayJournal(self.data / GATEWAY), Logs(self.data / "logs")
+        self.journal, self.logs = GatewayJournal(self.data / GATEWAY_JOURNAL), Logs(self.data / "logs")
         self.role = GatewayRole(
             self.pipeline,
             self.logs,

@@ -18,7 +18,7 @@ from tests.app.test_savings import PARTS, RARELY, Hand, Sum
 from tests.app.waiting import until
 from whimbrel.control.control import Control
 from whimbrel.control.handle import Handle
-from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.policy import Policy
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
@@ -55,7 +55,7 @@ class House:
         pipeline = wb.Pipeline("p", source=wb.Items([], schema="key string, n long"), key="key")
         pipeline.stage("sum", Sum(), groups=PARTS).sink(lambda row: self.results[row["key"]].append(row["total"]))
         self.journal, self.logs = Journal(self.data / JOURNAL), Logs(self.data / "logs")
-        self.places, decided = GatewayJournal(self.data / GATEWAY), JournalReader(self.data / JOURNAL)
+        self.places, decided = GatewayJournal(self.data / GATEWAY_JOURNAL), JournalReader(self.data / JOURNAL)
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
         store = str(folder / "store") if stores else None
         self.role = GatewayRole(

@@ -16,7 +16,7 @@ import pytest
 
 import whimbrel as wb
 from tests.app.waiting import until
-from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
@@ -155,7 +155,7 @@ class House:
 
     def begin_gateway(self, *, stores: bool = True, every: float = RARELY) -> None:
         data, store = self.folder / "data", str(self.at) if stores else None
-        self.journal, self.logs = GatewayJournal(data / GATEWAY), Logs(data / "logs")
+        self.journal, self.logs = GatewayJournal(data / GATEWAY_JOURNAL), Logs(data / "logs")
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
         self.role = GatewayRole(
             self.pipeline,

@@ -31,7 +31,11 @@ class Child:
         self.errors = cwd / f"{self.mark}.err"
         temporary = cwd / "tmp"  # what is killed cannot clean up behind itself
         temporary.mkdir(exist_ok=True)
-        settings = {"PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": SHORT_LIFE, "TMPDIR": str(temporary)}
+        settings = {
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "JAVA_TOOL_OPTIONS": SHORT_LIFE,
+            "TMPDIR": str(temporary),
+        }
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, arguments)],

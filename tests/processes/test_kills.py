@@ -21,12 +21,9 @@ import whimbrel as wb
 from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
-from whimbrel.control.access import read_token
-from whimbrel.control.remote import remote
 from whimbrel.core.errors import Retry
 from whimbrel.log import EmbeddedLog
-from whimbrel.processes.life import address_in
-from whimbrel.processes.orchestrator import Settled
+from whimbrel.processes.orchestrator import Settled, settled_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 LONG = 400.0
@@ -122,7 +119,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     try:
         until(lambda: (data / "url").exists(), f"the orchestrator is there; {up.told()}", LONG)
         client = wb.connect(data=data)
-        yield Deployed(up, folder, client, remote(Settled, lambda: address_in(data), read_token(data)))
+        yield Deployed(up, folder, client, settled_in(data))
     finally:
         up.kill()
 

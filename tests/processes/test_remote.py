@@ -122,7 +122,7 @@ def test_an_error_that_nobody_foresaw_is_told(port: Port) -> None:
 
 def test_if_nobody_is_there_nothing_has_happened(port: Port, server: Server) -> None:
     server.stop()
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(Unavailable, match="does not answer"):
         port.fail("Conflict")
 
 

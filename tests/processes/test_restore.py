@@ -19,13 +19,10 @@ from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.processes.test_kills import LONG, SITES, Deployed
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
-from whimbrel.control.access import read_token
-from whimbrel.control.remote import remote
 from whimbrel.core.record import Kind
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.codec import records
-from whimbrel.processes.life import address_in
-from whimbrel.processes.orchestrator import Settled
+from whimbrel.processes.orchestrator import settled_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SUSPECT, DEAD = 3, 8
@@ -39,7 +36,7 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy
     up = Child("-m", "whimbrel", "up", job, "--data", data, "--sites", ",".join(SITES), *options, cwd=tmp_path)
     try:
         until(lambda: (data / "url").exists(), f"the orchestrator is there; {up.told()}", LONG)
-        yield Deployed(up, tmp_path, wb.connect(data=data), remote(Settled, lambda: address_in(data), read_token(data)))
+        yield Deployed(up, tmp_path, wb.connect(data=data), settled_in(data))
     finally:
         up.kill()
 

@@ -17,7 +17,8 @@ import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
 from whimbrel.cli.processes import _finished
-from whimbrel.control.journal import GATEWAY, JOURNAL, WAIT
+from whimbrel.control.access import Credential, credential, site_role
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, WAIT
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
@@ -37,7 +38,7 @@ PARTS = 4
 class Place:
     """A site that only notes what it is told."""
 
-    def __init__(self, name: str, secret: str) -> None:
+    def __init__(self, name: str, secret: Credential) -> None:
         self.name, self.running, self.places = name, dict[str, int](), dict[str, str]()
         self.strays: list[str] = []
         api = bare(name)
@@ -110,8 +111,9 @@ class House:
         return self.gateway
 
     def site(self, name: str) -> Place:
-        secret = (self.data / "token").read_text().strip()
-        return self.sites.setdefault(name, Place(name, secret))
+        if name not in self.sites:
+            self.sites[name] = Place(name, credential(self.data, site_role(name)))
+        return self.sites[name]
 
     def beat(self, name: str, life: str = "first") -> Place:
         """A site says that it lives."""
@@ -155,11 +157,11 @@ def result(n: int) -> Result:
     return Result(f"k{n}", 0, n, 0, 0, 0, {"n": n})
 
 
-@pytest.mark.parametrize("stopped", [JOURNAL, GATEWAY], ids=["the orchestrator", "the gateway"])
+@pytest.mark.parametrize("stopped", [JOURNAL, GATEWAY_JOURNAL], ids=["the orchestrator", "the gateway"])
 def test_a_process_that_is_stopped_inside_a_write_holds_up_no_other(house: House, stopped: str) -> None:
     """It keeps the write lock of its own file."""
     orchestrator = house.begin()
-    if stopped == GATEWAY:
+    if stopped == GATEWAY_JOURNAL:
         house.open()
         until(lambda: orchestrator.control.status()["processes"]["gateway"]["state"] == "alive", "the gateway is heard")
     with closing(sqlite3.connect(house.data / stopped, isolation_level=None, timeout=60)) as held:
@@ -339,7 +341,7 @@ def test_what_failed_for_good_has_not_finished_and_ends_up_with_the_reason(house
     house.pipeline.sinks[:] = [failing_sink]
     control = house.begin().control
     role = house.open().role
-    has_finished = _finished(house.data)
+    has_finished = _finished(house.data, None)
     for name in SITES:
         house.beat(name)
     if what == "sink":

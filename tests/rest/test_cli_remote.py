@@ -71,7 +71,10 @@ def test_a_move_is_ordered_and_told(house: House, tmp_path: Path) -> None:
     assert "m1" in shown.output
     assert "count-2 at edge-1" in shown.output
     assert json.loads(path.read_text())["outcome"] == "copying"
-    assert invoke(house, "story", "m1").output.splitlines() == ["m1 ordered: Ordered"]
+    assert invoke(house, "story", "m1").output.splitlines() == [
+        "m1 ordered: ordered by operator over REST",
+        "m1 ordered: Ordered",
+    ]
     finish(house, "m1")
     shown = invoke(house, "migrate", "count", "--keys", "k00", "--to", "edge-1")
     assert "already there" in shown.output

@@ -115,7 +115,7 @@ def test_a_plan_in_a_file_is_read_here_and_its_pieces_have_names_with_a_dash(cli
     handle = client.migrate("count", to="edge-1", protocol="fluid", plan=tmp_path / "plan.json", step=5)
     assert handle.ids == ["m1/1", "m1/2", "m1/3"]
     assert client.migration("m1/2").id == "m1/2"
-    assert client.story("m1/1") == ["m1/1 ordered: Ordered"]
+    assert client.story("m1/1") == ["m1/1 ordered: ordered by operator over REST", "m1/1 ordered: Ordered"]
     assert client.abort("m1/3").id == "m1/3"
 
 
@@ -309,8 +309,11 @@ EVERY: list[errors.WhimbrelError] = [
     errors.Retry("r"),
     errors.Unavailable("u"),
     errors.Full("f"),
+    errors.Unstarted("t"),
     errors.Stop("s"),
     Trimmed(1, 2),
+    errors.Diverged("d"),
+    errors.Stale("o"),
     Corrupt("k"),
     errors.NewerFormat("n"),
     Bug("b"),

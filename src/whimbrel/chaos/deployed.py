@@ -24,11 +24,9 @@ import httpx
 from whimbrel.chaos.load import STAGE, Load, write_job
 from whimbrel.control.access import make_token
 from whimbrel.control.client import Client, connect
-from whimbrel.control.remote import remote
 from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.keys import bin_of
-from whimbrel.processes.life import address_in
-from whimbrel.processes.orchestrator import Settled
+from whimbrel.processes.orchestrator import settled_in
 
 MARK = "WHIMBREL_CHAOS"
 SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -77,7 +75,7 @@ class Deployed:
         self._http = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=20, trust_env=False
         )
-        self._settled = remote(Settled, lambda: address_in(self.data), token)
+        self._settled = settled_in(self.data)
 
     def _read(self) -> None:
         assert self.up.stdout is not None

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from whimbrel.bench.report import installed, write
+from whimbrel.cli.screen import Sheet, say
 from whimbrel.core.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -38,24 +37,21 @@ def checkpoints(
         raise UnknownName("stage", stage, stages)
     found = {name: store.checkpoints(name) for name in stages if stage in (None, name)}
 
-    console = Console()
     if any(found.values()):
-        console.print(_table(found))
+        Console().print(_table(found))
     else:
-        console.print(f"no checkpoints at {url}", highlight=False)
+        say(f"no checkpoints at {url}")
     if json is not None:
         write({"whimbrel": installed("whimbrel"), "url": url, "stages": msgspec.to_builtins(found)}, json)
 
 
-def _table(found: dict[str, list[Checkpoint]]) -> Table:
-    table = Table("stage", "checkpoint", "made", "keys", "bytes", "covered", "damage", box=None)
-    for column in table.columns[1:6]:
-        column.justify = "right"
+def _table(found: dict[str, list[Checkpoint]]) -> Sheet:
+    table = Sheet("stage", "checkpoint>", "made>", "keys>", "bytes>", "covered>", "damage")
     for stage, checkpoints in found.items():
         for one in checkpoints:
             made, covered = _moment(one.at_us), _place(one.covered)
             figures = [f"{number:,}" if made else "" for number in (one.keys, one.bytes)]
-            table.add_row(escape(stage), str(one.number), made, *figures, covered, escape(one.damage))
+            table.add(stage, one.number, made, *figures, covered, one.damage)
     return table
 
 

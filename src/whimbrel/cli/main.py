@@ -15,7 +15,9 @@ from whimbrel.cli.demo import demo
 from whimbrel.cli.processes import gateway, orchestrator, site, up
 from whimbrel.cli.remote import drain, migrate, routes, sites, stages, status, story
 from whimbrel.cli.sim import sim
+from whimbrel.cli.token import token
 from whimbrel.core.errors import WhimbrelError
+from whimbrel.core.text import visible
 
 app = typer.Typer(
     name="whimbrel",
@@ -32,6 +34,7 @@ app.command()(checkpoints)
 for process in (up, orchestrator, gateway, site):
     app.command()(process)
 app.add_typer(bench)
+app.add_typer(token, rich_help_panel="A running application")
 for command in (status, sites, stages, routes, migrate, story, drain):
     app.command(rich_help_panel="A running application")(command)
 
@@ -56,6 +59,6 @@ def main() -> None:
     try:
         app()
     except WhimbrelError as error:
-        sys.exit(f"whimbrel: {error}")
+        sys.exit(f"whimbrel: {visible(error, lines=True)}")
     except KeyboardInterrupt:
         sys.exit(130)

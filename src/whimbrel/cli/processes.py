@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from whimbrel.control.access import make_token
 from whimbrel.control.peers import DEAD, SUSPECT
-from whimbrel.control.remote import remote
+from whimbrel.control.tls import Tls, tls_of
 from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
+from whimbrel.core.text import visible
 from whimbrel.log.disk import RESERVE
 from whimbrel.processes.deployment import Deployment, load_job
 from whimbrel.processes.gateway import GatewayProcess
-from whimbrel.processes.life import Process, address_in, live
-from whimbrel.processes.orchestrator import OrchestratorProcess, Settled
+from whimbrel.processes.life import Process, live
+from whimbrel.processes.orchestrator import OrchestratorProcess, settled_in
 from whimbrel.processes.site import SiteProcess
 from whimbrel.processes.up import REFUSED, supervise
 from whimbrel.roles.gateway import SAVE_EVERY
@@ -40,6 +40,9 @@ NoRestore = Annotated[bool, typer.Option("--no-restore", help="Restore nothing b
 RestoreTo = Annotated[str | None, typer.Option(help="The sites where it may be restored: a,b. Else at any other.")]
 Port = Annotated[int, typer.Option(help="Where it takes orders by HTTP; 0: any free port.")]
 Url = Annotated[str | None, typer.Option("--orchestrator", help="Where the orchestrator is, if not on this machine.")]
+Certificate = Annotated[Path | None, typer.Option(help="TLS: a PEM file, made out to 127.0.0.1.")]
+Key = Annotated[Path | None, typer.Option(help="TLS: the key of the certificate.")]
+Ca = Annotated[Path | None, typer.Option(help="TLS: the authority that has signed the certificates of all processes.")]
 Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
 
 
@@ -59,6 +62,9 @@ def orchestrator(
     no_restore: NoRestore = False,
     restore_to: RestoreTo = None,
     port: Port = 0,
+    certificate: Certificate = None,
+    key: Key = None,
+    ca: Ca = None,
     until_input_ends: Child = False,
 ) -> None:
     """Run the orchestrator of a deployment.
@@ -76,17 +82,27 @@ def orchestrator(
             dead=dead,
             restores=not no_restore,
             restore_to=_names(restore_to) if restore_to else (),
+            tls=tls_of(certificate, key, ca),
         ),
         until_input_ends,
+        private=True,
     )
 
 
-def gateway(job: Job, data: Data, orchestrator: Url = None, until_input_ends: Child = False) -> None:
+def gateway(
+    job: Job,
+    data: Data,
+    orchestrator: Url = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    ca: Ca = None,
+    until_input_ends: Child = False,
+) -> None:
     """Run the gateway of a deployment: records enter there, and results leave.
 
     Example: whimbrel gateway --job job.py --data DIR
     """
-    _live(lambda: GatewayProcess(load_job(job), data, orchestrator), until_input_ends)
+    _live(lambda: GatewayProcess(load_job(job), data, orchestrator, tls_of(certificate, key, ca)), until_input_ends)
 
 
 def site(
@@ -94,13 +110,17 @@ def site(
     job: Job,
     data: Data,
     orchestrator: Url = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    ca: Ca = None,
     until_input_ends: Child = False,
 ) -> None:
     """Run a site of a deployment: a SparkSession, and the instances that are to run there.
 
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
-    _live(lambda: SiteProcess(name, load_job(job), data, orchestrator), until_input_ends)
+    make = lambda: SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
+    _live(make, until_input_ends, private=True)
 
 
 def up(
@@ -119,6 +139,9 @@ def up(
     no_restore: NoRestore = False,
     restore_to: RestoreTo = None,
     port: Port = 0,
+    certificate: Certificate = None,
+    key: Key = None,
+    ca: Ca = None,
     until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
 ) -> None:
     """Run a pipeline as processes: an orchestrator, a gateway, and each site. What dies is started again.
@@ -127,8 +150,12 @@ def up(
 
     Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
     """
+    tls = tls_of(certificate, key, ca)
     load_job(job)
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
+    if tls is not None:
+        tls.client()  # what is wrong with the files is said once, and not by every process
+        shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
     settings += ["--reserve", str(reserve), "--save-every", str(save_every)]
     settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port)]
@@ -137,7 +164,7 @@ def up(
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
     commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
-    supervise(commands, _say, _finished(data) if until_done else lambda: False)
+    supervise(commands, _say, _finished(data, tls) if until_done else lambda: False)
 
 
 def _names(sites: str) -> list[str]:
@@ -154,10 +181,10 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _finished(data: Path) -> Callable[[], bool]:
+def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
     """Asks the orchestrator, once a second. Raises if it will never finish."""
     asked = time.monotonic()
-    there = remote(Settled, lambda: address_in(data), make_token(data))
+    there = settled_in(data, tls)
 
     def has_finished() -> bool:
         nonlocal asked
@@ -177,11 +204,11 @@ def _finished(data: Path) -> Callable[[], bool]:
     return has_finished
 
 
-def _live(make: Callable[[], Process], until_input_ends: bool) -> None:
+def _live(make: Callable[[], Process], until_input_ends: bool, *, private: bool = False) -> None:
     try:
-        live(make, until_input_ends=until_input_ends)
+        live(make, until_input_ends=until_input_ends, private=private)
     except Conflict:  # who is in the way may be about to end
         raise
     except Refused as error:
-        typer.echo(f"whimbrel: {error}", err=True)
+        typer.echo(f"whimbrel: {visible(error, lines=True)}", err=True)
         raise typer.Exit(REFUSED) from error

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from whimbrel.bench import report
+from whimbrel.cli.screen import Sheet, say, shown
 from whimbrel.control.client import Client, RemoteHandle, connect
 from whimbrel.control.orchestrator import DEADLINE
 from whimbrel.control.orders import MigrationStatus
@@ -59,34 +58,39 @@ def status(
     console, records = Console(), found["records"]
     ended = "failed" if found["source"]["error"] else "ended" if found["source"]["ended"] else "open"
     counts = ", ".join(f"{name.replace('_', '-')} {count:,}" for name, count in records.items())
-    console.print(f"[bold]{escape(found['pipeline'])}[/]: {counts}; source {ended}")
-    table = _table("stage", "instance", "site", "keys>", "state>", "batch ms>", "")
+    console.print(f"[bold]{shown(found['pipeline'])}[/]: {shown(counts)}; source {ended}")
+    table = Sheet("stage", "instance", "site", "keys>", "state>", "batch ms>", "")
     for name, stage in found["stages"].items():
         for instance, one in stage["instances"].items():
-            health = escape(one["error"]) if one["error"] else "running" if one["running"] else "stands still"
+            health = one["error"] or ("running" if one["running"] else "stands still")
             size = _bytes(one["state_bytes"])
-            table.add_row(name, instance, one["site"], f"{one['keys']:,}", size, _text(one["batch_ms"]), health)
+            table.add(name, instance, one["site"], f"{one['keys']:,}", size, _text(one["batch_ms"]), health)
     console.print(table)
     for name, stage in found["stages"].items():
         if stage["store"] is not None:
             console.print(_stored(name, stage["store"]), highlight=False)
     moving = {id: p for s in found["stages"].values() for id, p in s["migrations"].items() if p not in _OVER}
     if moving:
-        console.print("under way: " + ", ".join(f"{id} {phase}" for id, phase in moving.items()))
+        by = {id: name for s in found["stages"].values() for id, name in s.get("ordered_by", {}).items()}
+        say("under way: " + ", ".join(f"{id} {phase}{_ordered(by.get(id))}" for id, phase in moving.items()))
     for full in found.get("disks", {}).values():
-        console.print(f"[bold yellow]{escape(full)}[/]")
+        console.print(f"[bold yellow]{shown(full)}[/]")
     for name, one in found.get("held_up", {}).items():
         told = f"{name}: held up for {one['for_s']:.0f} s, next try in {one['retry_s']:.0f} s: {one['why']}"
-        console.print(f"[bold yellow]{escape(told)}[/]")
+        console.print(f"[bold yellow]{shown(told)}[/]")
     for error in filter(None, (found["source"]["error"], found["error"])):
-        console.print(f"[bold red]{escape(error)}[/]")
+        console.print(f"[bold red]{shown(error)}[/]")
     _write(found, json)
+
+
+def _ordered(by: str | None) -> str:
+    return f" (ordered by {by})" if by else ""
 
 
 def _stored(stage: str, store: dict[str, Any]) -> str:
     made = "no checkpoint yet" if store["checkpoint"] is None else f"checkpoint {store['checkpoint']}"
-    error = f"; [bold red]{escape(store['error'])}[/]" if store["error"] else ""
-    return f"store of {stage}: {made}, {_bytes(store['under_way_bytes'])} under way{error}"
+    error = f"; [bold red]{shown(store['error'])}[/]" if store["error"] else ""
+    return f"store of {shown(stage)}: {made}, {_bytes(store['under_way_bytes'])} under way{error}"
 
 
 def sites(
@@ -98,10 +102,10 @@ def sites(
     """
     with _connected(url, token, data, certificate) as client:
         found = client.sites()
-    table = _table("site", "instances", "keys>", "state>", "")
+    table = Sheet("site", "instances", "keys>", "state>", "")
     for site in found:
         health = site.disk or ("running" if site.running else "not all run")
-        table.add_row(site.name, ", ".join(site.instances), f"{site.keys:,}", _bytes(site.state_bytes), escape(health))
+        table.add(site.name, ", ".join(site.instances), f"{site.keys:,}", _bytes(site.state_bytes), health)
     Console().print(table)
     _write(found, json)
 
@@ -115,11 +119,11 @@ def stages(
     """
     with _connected(url, token, data, certificate) as client:
         found = client.stages()
-    table = _table("stage", "instances", "keys>", "groups>", "partitions>", "under way")
+    table = Sheet("stage", "instances", "keys>", "groups>", "partitions>", "under way")
     for stage in found:
         places = ", ".join(f"{name} at {site}" for name, site in stage.instances.items())
         figures = (f"{stage.keys:,}", str(stage.groups), str(stage.partitions))
-        table.add_row(stage.name, places, *figures, ", ".join(stage.migrations))
+        table.add(stage.name, places, *figures, ", ".join(stage.migrations))
     Console().print(table)
     _write(found, json)
 
@@ -138,11 +142,11 @@ def routes(
     """
     with _connected(url, token, data, certificate) as client:
         found = client.routes(stage)
-    table = _table("instance", "site", "keys>", "bins", "single keys")
+    table = Sheet("instance", "site", "keys>", "bins", "single keys")
     for route in found:
         bins = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in route.bins)
         more = f", ... {route.apart_count:,} in all" if route.apart_count > len(route.apart) else ""
-        table.add_row(route.instance, route.site, f"{route.keys:,}", bins, escape(", ".join(route.apart) + more))
+        table.add(route.instance, route.site, f"{route.keys:,}", bins, ", ".join(route.apart) + more)
     Console().print(table)
     _write(found, json)
 
@@ -161,7 +165,7 @@ def story(
     """
     with _connected(url, token, data, certificate) as client:
         found = client.story(id)
-    Console().print("\n".join(found), markup=False, highlight=False)
+    say(*found)
     _write(found, json)
 
 
@@ -233,8 +237,7 @@ def drain(
 
 def _follow(handle: RemoteHandle, wait: bool, json: Path | None) -> None:
     console = Console()
-    for line in handle.why:
-        console.print(line, markup=False)
+    say(*handle.why)
     if handle.is_noop:
         console.print("already there: nothing to move")
     elif wait:
@@ -247,13 +250,13 @@ def _follow(handle: RemoteHandle, wait: bool, json: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _migrations(found: Iterable[MigrationStatus]) -> Table:
-    table = _table("migration", "stage", "protocol", "from", "to", "keys>", "state>", "sent>", "")
+def _migrations(found: Iterable[MigrationStatus]) -> Sheet:
+    table = Sheet("migration", "stage", "protocol", "from", "to", "keys>", "state>", "sent>", "")
     for one in found:
         ends = (f"{one.source} at {one.from_site}", f"{one.destination} at {one.to_site}")
         figures = (f"{one.keys:,}", _bytes(one.state_bytes), _bytes(one.sent_bytes))
         outcome = one.phase if one.reason is None else f"{one.phase}: {one.reason}"
-        table.add_row(one.id, one.stage, one.protocol, *ends, *figures, escape(outcome))
+        table.add(one.id, one.stage, one.protocol, *ends, *figures, outcome)
     return table
 
 
@@ -295,14 +298,6 @@ def _option(text: str) -> tuple[str, Any]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
-
-
-def _table(*columns: str) -> Table:
-    """A table; a column whose name ends with > is one of figures."""
-    table = Table(box=None)
-    for name in columns:
-        table.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
-    return table
 
 
 def _bytes(count: int) -> str:

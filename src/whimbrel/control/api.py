@@ -24,7 +24,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from whimbrel.control.bodies import Abort, Drain, Invoke, Migrate, Pair, Scale
-from whimbrel.control.guard import ASGI, BODY, Guard
+from whimbrel.control.guard import ASGI, BODY, USER, Guard
+from whimbrel.control.limits import WAITING
 from whimbrel.control.orders import (
     Checkpoint,
     InstanceStatus,
@@ -37,7 +38,9 @@ from whimbrel.control.orders import (
     StageStatus,
 )
 from whimbrel.control.problems import Problem, problem_of
-from whimbrel.core.errors import Refused, Retry, UnknownName, WhimbrelError
+from whimbrel.control.tokens import User
+from whimbrel.core.errors import Refused, Retry, Unavailable, UnknownName, WhimbrelError
+from whimbrel.core.text import visible
 
 LOOK = 0.1
 """Seconds between two looks at a migration that somebody waits for."""
@@ -45,13 +48,20 @@ LONGEST = 60.0
 """Seconds that one call may wait; a client that wants more calls again."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem} for status in (400, 401, 404, 405, 409, 413, 422, 500, 503)
+    status: {"model": Problem} for status in (400, 401, 403, 404, 405, 409, 413, 422, 500, 503)
 }
 
 
-def make_api(orders: Orders, token: str, *, limit: int = BODY, stopping: threading.Event | None = None) -> ASGI:
-    """The API as an ASGI application, behind its guard. `stopping`: when set, nobody waits any more."""
-    return Guard(make_app(orders, stopping or threading.Event()), token, limit)
+def make_api(
+    orders: Orders,
+    who: Callable[[str], User | None],
+    *,
+    limit: int = BODY,
+    stopping: threading.Event | None = None,
+) -> ASGI:
+    """The API as an ASGI application, behind its guard. `who`: whose token something is. `stopping`: when set, nobody
+    waits any more."""
+    return Guard(make_app(orders, stopping or threading.Event()), who, limit)
 
 
 def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
@@ -77,17 +87,15 @@ def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
 # ── Once ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def named(
-    call: Call, idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,200}$")] = None
-) -> Request | None:
-    """The request that a call is, if it has a name."""
-    if idempotency_key is None:
-        return None
+async def named(call: Call, idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,200}$")] = None) -> Request:
+    """The request that a call is: who sends it, and its name, if it has one."""
+    user: User | None = call.scope.get(USER)
+    by = "over REST" if user is None else f"{visible(user.name)} over REST"
     said = hashlib.sha256(f"{call.method} {call.url.path}\n".encode() + await call.body()).hexdigest()
-    return Request(idempotency_key, said)
+    return Request(idempotency_key, said, by)
 
 
-Named = Annotated[Request | None, Depends(named)]
+Named = Annotated[Request, Depends(named)]
 
 
 class Once:
@@ -98,32 +106,33 @@ class Once:
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
-    def order(self, request: Request | None, act: Callable[[], Receipt]) -> Receipt:
+    def order(self, request: Request, act: Callable[[], Receipt]) -> Receipt:
         """The receipt of an order, which is remembered together with what it orders."""
         with self._answering(request) as found:
             return act() if found is None else found
 
-    def tell(self, request: Request | None, act: Callable[[], object]) -> None:
+    def tell(self, request: Request, act: Callable[[], object]) -> None:
         """Do something that may be repeated; it is remembered when it is done."""
         with self._answering(request) as found:
             if found is None:
                 act()
-                if request is not None:
+                if request.name is not None:
                     self._orders.remember(request)
 
     @contextmanager
-    def _answering(self, request: Request | None) -> Iterator[Receipt | None]:
-        if request is None:
+    def _answering(self, request: Request) -> Iterator[Receipt | None]:
+        name = request.name
+        if name is None:
             yield None
             return
         with self._lock:
-            if request.name in self._under_way:
-                raise Retry(f"the request {request.name!r} is being answered; ask again in a moment")
-            self._under_way.add(request.name)
+            if name in self._under_way:
+                raise Retry(f"the request {name!r} is being answered; ask again in a moment")
+            self._under_way.add(name)
         try:
             yield self._orders.recall(request)
         finally:
-            self._under_way.discard(request.name)
+            self._under_way.discard(name)
 
 
 # ── Paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -155,8 +164,26 @@ def _looking(orders: Orders) -> APIRouter:
     return router
 
 
+class Room:
+    """For so many calls that wait; one more is told to come again."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._here = most, 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in it. Used by the one thread that serves."""
+        if self._here >= self._most:
+            raise Unavailable(f"{self._most} calls wait for migrations already; ask again later, or without wait=")
+        self._here += 1
+        try:
+            yield
+        finally:
+            self._here -= 1
+
+
 def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
-    router = APIRouter()
+    router, room = APIRouter(), Room(WAITING)
 
     @router.post("/migrations")
     def migrate(body: Migrate, request: Named) -> Receipt:
@@ -187,29 +214,30 @@ def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
     @router.post("/migrations/{id:path}/abort")
     def abort(id: str, body: Abort, request: Named) -> MigrationStatus:
         """Call a migration off, if it is not too late."""
-        once.tell(request, lambda: orders.abort(id, body.reason))
+        once.tell(request, lambda: orders.abort(id, body.reason, by=request.by))
         return orders.migration(id)
 
     @router.post("/migrations/{id:path}/take_over")
     def take_over(id: str, request: Named) -> MigrationStatus:
         """Let a warm standby take its keys over."""
-        once.tell(request, lambda: orders.take_over(id))
+        once.tell(request, lambda: orders.take_over(id, by=request.by))
         return orders.migration(id)
 
     @router.get("/migrations/{id:path}")
     async def migration(
-        id: str, wait: Annotated[float, Query(ge=0, le=LONGEST)] = 0, warm: bool = False
+        call: Call, id: str, wait: Annotated[float, Query(ge=0, le=LONGEST)] = 0, warm: bool = False
     ) -> MigrationStatus:
         """A migration as it is; with `wait`, when it is over (or `warm`), at the latest after so many seconds."""
         if not wait:
             return await run_in_threadpool(orders.migration, id)
         deadline = time.monotonic() + wait
-        while True:
-            found = await run_in_threadpool(orders.wait, id, 0.0, warm=warm)
-            is_ready = found.is_over or (warm and found.is_standby)
-            if is_ready or stopping.is_set() or time.monotonic() >= deadline:
-                return found
-            await asyncio.sleep(LOOK)
+        with room.place():
+            while True:
+                found = await run_in_threadpool(orders.wait, id, 0.0, warm=warm)
+                is_ready = found.is_over or (warm and found.is_standby)
+                if is_ready or stopping.is_set() or await call.is_disconnected() or time.monotonic() >= deadline:
+                    return found
+                await asyncio.sleep(LOOK)
 
     return router
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from whimbrel.control.access import find_url, read_token
+from whimbrel.control.access import OPERATING, Credential, Secret, find_url, value_of
 from whimbrel.control.handle import outcome_of
 from whimbrel.control.orders import (
     Checkpoint,
@@ -254,9 +254,10 @@ class RemoteHandle:
     def _wait(self, timeout: float | None, *, warm: bool) -> RemoteHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         for id in self.ids:
-            heard = time.monotonic()
+            heard, waits = time.monotonic(), True
             while True:
                 left = LOOK if deadline is None else max(0.0, min(LOOK, deadline - time.monotonic()))
+                left = left if waits else 0.0
                 try:
                     found = self._client.migration(id, left, warm=warm)
                 except Unavailable:
@@ -264,12 +265,16 @@ class RemoteHandle:
                     if now - heard > AWAY or (deadline is not None and now > deadline):
                         raise
                     time.sleep(PAUSE)
+                    waits = not waits  # too many may be waiting there already: then it only looks
                     continue
                 heard = time.monotonic()
                 if found.is_over or (warm and found.is_standby):
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+                if not waits:
+                    time.sleep(PAUSE)
+                    waits = True
         return self
 
     def take_over(self) -> RemoteHandle:
@@ -303,23 +308,35 @@ def connect(
 ) -> Client:
     """Connect to an application that is served (`App.serve`).
 
-    `data`: its data directory, where its address and token are, as far as they are not given. `certificate`: a PEM
+    `data`: its data directory, where its address and token are, as far as they are not given; the token is read again
+    when it has been rotated. `certificate`: a PEM
     file with the certificate to trust, if no authority that this machine knows has signed it. `timeout`: seconds that
     one call may take, beside what it is told to wait.
     """
     if data is None and (url is None or token is None):
         raise Refused("who is asked? give the url and the token, or the data directory in which they are")
     url = find_url(Path(str(data))) if url is None else url
-    token = read_token(Path(str(data))) if token is None else token
+    credential: Credential = Secret(Path(str(data)) / OPERATING) if token is None else token
+    value_of(credential)
     import httpx  # a tenth of a second, which those who never connect need not wait
+
+    from whimbrel.control.bearer import Bearer
 
     try:
         trusted = True if certificate is None else ssl.create_default_context(cafile=certificate)
     except (OSError, ssl.SSLError) as error:
         raise Refused(f"{certificate} holds no certificate: {error}") from error
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"}
     try:
-        http = httpx.Client(base_url=url, headers=headers, timeout=timeout + LOOK, verify=trusted, trust_env=False)
+        httpx.Headers({"Authorization": value_of(credential)})  # a header cannot hold just any text
+        http = httpx.Client(
+            base_url=url,
+            auth=Bearer(credential),
+            headers=headers,
+            timeout=timeout + LOOK,
+            verify=trusted,
+            trust_env=False,
+        )
     except (httpx.InvalidURL, ValueError) as error:
         raise Refused(f"{url!r} is no address, or the token no token: {error}") from error
     if http.base_url.scheme not in ("http", "https") or not http.base_url.host:

@@ -114,7 +114,7 @@ class Control:
             if standby is not None:
                 handle = Handle(self.orchestrator, stage, [standby], why).take_over()
                 if request is not None:
-                    self.journal.write(answer=(request.name, wire.pack(request.answered([standby], why))))
+                    self.journal.write(answer=request.answered([standby], why))
                 return handle
         options = read_plan(options) | {"budget": control.budget(to, at) if budget is None else budget}
         with control.instances.staying(to, control.counts()) as there:

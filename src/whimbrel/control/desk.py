@@ -24,6 +24,7 @@ from whimbrel.control.stage import StageControl
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.protocols.machine import Abandoned, Migration, Takeover
+from whimbrel.core.text import visible
 
 
 class Desk:
@@ -112,14 +113,14 @@ class Desk:
     def story(self, id: str) -> list[str]:
         return self._control.story(id)
 
-    def abort(self, id: str, reason: str) -> None:
-        self._control.orchestrator.tell(self._found(id).move.stage, id, Abandoned(reason))
+    def abort(self, id: str, reason: str, *, by: str = "") -> None:
+        self._control.orchestrator.tell(self._found(id).move.stage, id, Abandoned(visible(reason), by))
 
-    def take_over(self, id: str) -> None:
+    def take_over(self, id: str, *, by: str = "") -> None:
         migration = self._found(id)
         if migration.is_standby:
-            self._control.orchestrator.tell(migration.move.stage, id, Takeover())
-        elif not any(line.event == Takeover.__name__ for line in migration.story):
+            self._control.orchestrator.tell(migration.move.stage, id, Takeover(by))
+        elif not any(line.event.startswith(Takeover.__name__) for line in migration.story):
             raise Refused(
                 f"no standby is waiting here: {id} is {migration.phase}; "
                 "order one with protocol='replicate', standby=True"
@@ -211,11 +212,11 @@ class Desk:
     # ── What was answered ────────────────────────────────────────────────────────────────────────────────────────
 
     def recall(self, request: Request) -> Receipt | None:
-        found = self._control.journal.answer(request.name)
+        found = None if request.name is None else self._control.journal.answer(request.name)
         return None if found is None else request.check(wire.unpack(found, Answered))
 
     def remember(self, request: Request) -> None:
-        self._control.journal.write(answer=(request.name, wire.pack(request.answered())))
+        self._control.journal.write(answer=request.answered())
 
 
 def _ranges(bins: Sequence[int]) -> list[tuple[int, int]]:

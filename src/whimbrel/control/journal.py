@@ -23,8 +23,9 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Full, NewerFormat, Stop, Unavailable
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.log.embedded import is_full
+from whimbrel.log.private import make_file, make_folder
 
-JOURNAL, GATEWAY = "journal.db", "gateway.db"
+JOURNAL, GATEWAY_JOURNAL = "journal.db", "gateway.db"
 """What the files are called in a data directory."""
 FORMAT = 2
 GROWTH, FLOOR = 4, 256 << 10
@@ -44,7 +45,8 @@ class _File:
     tables = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);"
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        make_file(path)
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=WAIT)
         try:

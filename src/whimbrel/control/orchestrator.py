@@ -42,6 +42,8 @@ from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTab
 from whimbrel.log import codec
 
 PERIOD = 0.2
+ITSELF = "the process itself"
+"""Who orders what no request asks for."""
 DEADLINE = 120.0
 """Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
 
@@ -164,6 +166,8 @@ class Orchestrator:
         """
         with self._changed:
             planned = self._plan(orders, why)
+            for migration in planned:
+                migration.ordered_by = ITSELF if request is None else request.by
             before = self._remember(planned)
             ids = [migration.move.id for migration in planned]
             try:
@@ -172,7 +176,7 @@ class Orchestrator:
                 commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
                 ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
                 if planned or request is not None:
-                    answer = None if request is None else (request.name, wire.pack(request.answered(ids, why)))
+                    answer = None if request is None else request.answered(ids, why)
                     self.journal.write(*ended, *planned, answer=answer)
             except BaseException:  # what is not journalled has not happened
                 for migration in planned:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from whimbrel.core import wire
 from whimbrel.core.errors import Refused
-from whimbrel.core.protocols.machine import Migration
+from whimbrel.core.protocols.machine import ORDERED, Migration
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,15 @@ class Answered:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that may come again: the name its sender gave it, and a digest of what it says."""
+    """A request: the name its sender gave it if it may come again, a digest of what it says, and who sends it."""
 
-    name: str
-    said: str
+    name: str | None
+    said: str = ""
+    by: str = ""
 
-    def answered(self, ids: Sequence[str] = (), why: Sequence[str] = ()) -> Answered:
-        """What is kept when it has been answered."""
-        return Answered(self.said, Receipt(list(ids), list(why)))
+    def answered(self, ids: Sequence[str] = (), why: Sequence[str] = ()) -> tuple[str, bytes] | None:
+        """What the journal keeps when it has been answered: under its name, a receipt. Nothing if it has no name."""
+        return None if self.name is None else (self.name, wire.pack(Answered(self.said, Receipt([*ids], [*why]))))
 
     def check(self, answered: Answered) -> Receipt:
         """The receipt of the first time. Raises `Refused` if the name was used for something else."""
@@ -116,6 +118,8 @@ class MigrationStatus:
     replayed: int = 0
     silent: int = 0
     """How many records it has applied again, and how many of those in silence."""
+    ordered_by: str = ""
+    """A user's name with `over REST`, `the process itself`, or `the policy`."""
 
 
 def status_of(migration: Migration) -> MigrationStatus:
@@ -139,12 +143,18 @@ def status_of(migration: Migration) -> MigrationStatus:
         checkpoint=migration.checkpoint,
         replayed=migration.replayed,
         silent=migration.silent,
+        ordered_by=migration.ordered_by,
     )
 
 
 def story_of(migrations: Sequence[Migration]) -> list[str]:
-    """What happened in some migrations, a line each."""
-    return [f"{m.move.id} {line.phase}: {line.event}" for m in migrations for line in m.story]
+    """What happened in some migrations, a line each; first of all, who ordered it."""
+    told = []
+    for migration in migrations:
+        id = migration.move.id
+        told += [f"{id} {ORDERED}: ordered by {migration.ordered_by}"] if migration.ordered_by else []
+        told += [f"{id} {line.phase}: {line.event}" for line in migration.story]
+    return told
 
 
 @dataclass(frozen=True)
@@ -232,11 +242,12 @@ class Orders(Protocol):
         """What happened in a migration, a line each."""
         ...
 
-    def abort(self, id: str, reason: str) -> None:
-        """Call a migration off. Too late after the point of no return: then it goes on to its end."""
+    def abort(self, id: str, reason: str, *, by: str = "") -> None:
+        """Call a migration off; its story says by whom. Too late after the point of no return: then it goes on to its
+        end."""
         ...
 
-    def take_over(self, id: str) -> None:
+    def take_over(self, id: str, *, by: str = "") -> None:
         """Let a warm standby take its keys over. Nothing happens if it has been told before."""
         ...
 

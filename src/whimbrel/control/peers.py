@@ -15,8 +15,10 @@ from concurrent.futures import Future
 from concurrent.futures import wait as await_all
 from typing import Any, TypeVar
 
+from whimbrel.control.access import Credential
 from whimbrel.control.ports import GatewayBeat, GatewayPort, GatewayStatus, SiteBeat, SitePort
 from whimbrel.control.remote import CONNECT, remote
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
@@ -89,9 +91,16 @@ class Peer:
 class RemoteSite:
     """A site in another process."""
 
-    def __init__(self, name: str, token: str, suspect: float = SUSPECT, dead: float = DEAD) -> None:
+    def __init__(
+        self,
+        name: str,
+        credential: Credential,
+        suspect: float = SUSPECT,
+        dead: float = DEAD,
+        tls: Tls | None = None,
+    ) -> None:
         self.peer = Peer(name, suspect, dead)
-        self._there = remote(SitePort, self.peer.url, token, SLOW)
+        self._there = remote(SitePort, self.peer.url, credential, SLOW, tls)
         self._status = SiteStatus()
         self._stuck: set[threading.Thread] = set()
         """Calls whose answer nobody waits for any more."""
@@ -170,9 +179,11 @@ class RemoteSite:
 class RemoteGateway:
     """The gateway in another process."""
 
-    def __init__(self, token: str, suspect: float = SUSPECT, dead: float = DEAD) -> None:
+    def __init__(
+        self, credential: Credential, suspect: float = SUSPECT, dead: float = DEAD, tls: Tls | None = None
+    ) -> None:
         self.peer = Peer("gateway", suspect, dead)
-        self._there = remote(GatewayPort, self.peer.url, token, SLOW_GATEWAY)
+        self._there = remote(GatewayPort, self.peer.url, credential, SLOW_GATEWAY, tls)
         self._status = GatewayStatus()
 
     def heard(self, beat: GatewayBeat) -> None:

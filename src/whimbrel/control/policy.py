@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from whimbrel.control.orchestrator import DEADLINE
+from whimbrel.control.orders import Request
 from whimbrel.core.errors import Refused, Retry, Stop
 from whimbrel.core.protocols.machine import DONE, Migration
 
@@ -81,7 +82,7 @@ class Policy:
         why = [f"{lost} at {home} is gone: its keys are restored at {places[0]} from {source}"]
         with stage.taking(places[0], lost) as there:
             orders = stage.restorations([lost], there, checkpoint)
-            self._control.orchestrator.order(orders, self._deadline, why)
+            self._control.orchestrator.order(orders, self._deadline, why, Request(None, by="the policy"))
 
     def _checkpoint(self, stage: StageControl, failed: Sequence[Migration]) -> int | None:
         """The newest that has not turned out to be damaged; all over again if all have."""

@@ -5,7 +5,8 @@
 
 Nothing is written twice: what a method takes and answers stands in its Protocol (ports.py), by whose types both sides
 check what they get. An error raised there is raised here, as the same type. These calls are between processes of one
-deployment; what users may ask for is another interface, with its own rules.
+deployment, each of which has a credential (access.py); what users may ask for is another interface, with its own rules.
+A process that speaks TLS sends nothing to one that does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hmac
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -20,9 +22,13 @@ import httpx
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
+from whimbrel.control.access import Credential, value_of
+from whimbrel.control.bearer import Bearer
+from whimbrel.control.tls import Tls
 from whimbrel.core import errors, wire
-from whimbrel.core.errors import Bug, Retry, Unavailable, WhimbrelError
+from whimbrel.core.errors import Bug, Refused, Retry, Unavailable, WhimbrelError
 
 P = TypeVar("P")
 PATH = "/internal"
@@ -32,6 +38,10 @@ CONNECT = 2.0
 """Seconds to find somebody there."""
 PATIENCE = 10.0
 """Seconds to wait for an answer, unless a method takes longer."""
+
+
+FAULTS = (httpx.codes.BAD_REQUEST, httpx.codes.FORBIDDEN, httpx.codes.INTERNAL_SERVER_ERROR)
+"""The statuses of an answer that is a `Fault`."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -55,7 +65,7 @@ def methods(port: type) -> dict[str, Method]:
     for name, function in inspect.getmembers(port, inspect.isfunction):
         if name.startswith("_"):
             continue
-        hints, signature = get_type_hints(function), inspect.signature(function)
+        hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
         fields = [
             (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
             for one in list(signature.parameters.values())[1:]
@@ -67,21 +77,32 @@ def methods(port: type) -> dict[str, Method]:
 # ── The side that asks ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def remote(port: type[P], url: Callable[[], str], token: str, patience: Mapping[str, float] | None = None) -> P:
+def remote(
+    port: type[P],
+    url: Callable[[], str],
+    credential: Credential,
+    patience: Mapping[str, float] | None = None,
+    tls: Tls | None = None,
+) -> P:
     """Somebody elsewhere who offers this port. `url` says where, at the moment of each call, or raises `Unavailable`.
 
-    `patience`: by method, how many seconds its answer may take.
+    `patience`: by method, how many seconds its answer may take. `tls`: what to show, and whom to trust.
     """
-    return cast(P, _Remote(methods(port), url, token, patience or {}))
+    return cast(P, _Remote(methods(port), url, credential, patience or {}, tls))
 
 
 class _Remote:
     def __init__(
-        self, offered: dict[str, Method], url: Callable[[], str], token: str, patience: Mapping[str, float]
+        self,
+        offered: dict[str, Method],
+        url: Callable[[], str],
+        credential: Credential,
+        patience: Mapping[str, float],
+        tls: Tls | None,
     ) -> None:
-        self._methods, self._url, self._patience = offered, url, patience
+        self._methods, self._url, self._patience, self._scheme = offered, url, patience, "https" if tls else "http"
         # No proxies: whoever is asked is on this machine, or named by the user.
-        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        self._http = httpx.Client(auth=Bearer(credential), verify=tls.client() if tls else True, trust_env=False)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in self._methods:
@@ -93,17 +114,27 @@ class _Remote:
         arguments = method.signature.bind(self, *values, **named).arguments
         call = method.call(**{key: value for key, value in arguments.items() if key != "self"})
         url = self._url()
+        if not url.startswith(f"{self._scheme}://"):
+            raise Unavailable(
+                f"{url} does not speak TLS, and this process sends nothing in the clear: start that one with "
+                "--certificate, --key and --ca, too"
+                if self._scheme == "https"
+                else f"{url} speaks TLS: start this process with --certificate, --key and --ca, too"
+            )
         timeout = httpx.Timeout(self._patience.get(name, PATIENCE), connect=CONNECT)
         try:
             response = self._http.post(f"{url}{PATH}/{name}", content=wire.pack(call), timeout=timeout)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise Unavailable(f"nobody answers at {url}: {error}") from error
+            told = "cannot be trusted" if "CERTIFICATE" in str(error) else "does not answer"
+            raise Unavailable(f"{url} {told}: {error}") from error
         except httpx.TransportError as error:
             raise Retry(f"no answer from {url} to {name}: {error or type(error).__name__}") from error
         if response.status_code == httpx.codes.OK:
             return wire.unpack(response.content, method.answer)
-        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+        if response.status_code in FAULTS:
             raise raised(wire.unpack(response.content, Fault))
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise Unavailable(f"{url} does not know the credential of this process; are both of one deployment?")
         raise Bug(f"{url} answered {name} with {response.status_code}: {response.text[:200]}")
 
 
@@ -118,34 +149,68 @@ def raised(fault: Fault) -> WhimbrelError:
 # ── The side that answers ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def offer(app: FastAPI, port: type, target: object, token: str) -> None:
-    """Let others call an object's methods that are in a port."""
+Check = Callable[[str, msgspec.Struct], None]
+"""Raises `Refused` if a caller of that name may not make this call."""
+
+
+def offer(
+    app: FastAPI,
+    port: type,
+    target: object,
+    callers: Credential | Mapping[str, Credential],
+    check: Check = lambda caller, call: None,
+) -> None:
+    """Let others call an object's methods that are in a port: those who know the credential, or one of these, by the
+    names of their owners."""
+    known = callers if isinstance(callers, Mapping) else {"": callers}
     for name, method in methods(port).items():
-        endpoint = partial(_answer, getattr(target, name), method, token)
+        endpoint = partial(_answer, getattr(target, name), method, known, check)
         app.add_route(f"{PATH}/{name}", endpoint, methods=["POST"], include_in_schema=False)
 
 
-async def _answer(act: Callable[..., Any], method: Method, token: str, request: Request) -> Response:
-    given = request.headers.get("Authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        return Response("the token is missing or wrong", 401)
+async def _answer(
+    act: Callable[..., Any], method: Method, callers: Mapping[str, Credential], check: Check, request: Request
+) -> Response:
+    caller = _caller(callers, request.headers.get("Authorization", ""))
+    if caller is None:
+        return Response("the credential is missing or wrong", 401)
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LIMIT:
-            return Response(f"a message has {LIMIT} bytes at most", 413)
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LIMIT:
+                return Response(f"a message has {LIMIT} bytes at most", 413)
+    except ClientDisconnect:  # half a message is none; nobody reads this
+        return Response("the message is not whole", 400)
     try:
         call = wire.unpack(body, method.call)
     except WhimbrelError as error:
-        return Response(str(error), 400)
+        return _fault(400, Refused(f"{method.call.__name__} cannot be called like that: {error}"))
+    try:
+        check(caller, call)
+    except Refused as error:
+        return _fault(403, error)
     try:
         answer = await run_in_threadpool(act, **{name: getattr(call, name) for name in call.__struct_fields__})
         return Response(wire.pack(answer), media_type="application/octet-stream")
     except WhimbrelError as error:
-        fault = Fault(type(error).__name__, str(error))
+        return _fault(500, error)
     except Exception as error:  # the other side must hear of it, whatever it is
-        fault = Fault("Bug", f"{type(error).__name__}: {error}")
-    return Response(wire.pack(fault), 500, media_type="application/octet-stream")
+        return _fault(500, Bug(f"{type(error).__name__}: {error}"))
+
+
+def _caller(callers: Mapping[str, Credential], given: str) -> str | None:
+    """The name of who knows this credential."""
+    for name, credential in callers.items():
+        with suppress(Unavailable):  # nobody knows one that is not there
+            if hmac.compare_digest(given.encode(), f"Bearer {value_of(credential)}".encode()):
+                return name
+    return None
+
+
+def _fault(status: int, error: WhimbrelError) -> Response:
+    fault = Fault(type(error).__name__, str(error))
+    return Response(wire.pack(fault), status, media_type="application/octet-stream")
 
 
 def bare(title: str) -> FastAPI:

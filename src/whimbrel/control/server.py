@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -11,10 +12,13 @@ from typing import Self
 
 import uvicorn
 
-from whimbrel.control.access import announce, make_token, withdraw
+from whimbrel.control.access import announce, withdraw
 from whimbrel.control.api import make_api
 from whimbrel.control.guard import ASGI, BODY
+from whimbrel.control.limits import HEAD_BYTES, KEEP, Limited, Loop
 from whimbrel.control.orders import Orders
+from whimbrel.control.tls import Tls
+from whimbrel.control.tokens import Tokens
 from whimbrel.core.errors import Refused, Unavailable
 
 GRACE = 5
@@ -24,7 +28,8 @@ WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Server:
-    """An ASGI application on a port, 0 for any that is free. With `certificate` and `key`, PEM files, it speaks TLS."""
+    """An ASGI application on a port, 0 for any that is free. With `certificate` and `key`, PEM files, it speaks TLS;
+    with `ca` only to clients whose certificate that authority has signed."""
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class Server:
         *,
         certificate: str | Path | None = None,
         key: str | Path | None = None,
+        ca: str | Path | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         if (certificate is None) != (key is None):
@@ -47,20 +53,35 @@ class Server:
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=GRACE,
+            http=Limited,
+            timeout_keep_alive=KEEP,
+            h11_max_incomplete_event_size=HEAD_BYTES,
             ssl_certfile=certificate,
             ssl_keyfile=key,
+            ssl_ca_certs=None if ca is None else str(ca),
+            ssl_cert_reqs=ssl.CERT_NONE if ca is None else ssl.CERT_REQUIRED,
         )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise Refused(f"{certificate} and {key} are no certificate with its key: {error}") from error
+            trusted = "" if ca is None else f", or {ca} none of an authority"
+            raise Refused(f"{certificate} and {key} are no certificate with its key{trusted}: {error}") from error
         self._socket = _bound(host, port)
         address = self._socket.getsockname()
         shown = WILDCARDS.get(host, host)
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"{'http' if certificate is None else 'https'}://{shown}:{address[1]}"
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    @classmethod
+    def between(cls, app: ASGI, tls: Tls | None) -> Self:
+        """For other processes of the same deployment; with `tls`, only for those that have a certificate."""
+        return cls(app) if tls is None else cls(app, certificate=tls.certificate, key=tls.key, ca=tls.ca)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(self._server.serve([self._socket]))
 
     def start(self, timeout: float = 30.0) -> Self:
         """Begin to answer; returns when it does."""
@@ -92,7 +113,10 @@ class Server:
 
 
 class ApiServer(Server):
-    """The API of a data directory, whose token it has and where it says its address."""
+    """The API of a data directory, whose tokens let users in and where it says its address.
+
+    `token`: the one for orders, as it was at the start.
+    """
 
     def __init__(
         self,
@@ -105,9 +129,10 @@ class ApiServer(Server):
         key: str | Path | None = None,
         limit: int = BODY,
     ) -> None:
-        self.data, self.token = data, make_token(data)
+        tokens = Tokens(data)
+        self.data, self.token = data, tokens.prepare()
         stopping = threading.Event()
-        api = make_api(orders, self.token, limit=limit, stopping=stopping)
+        api = make_api(orders, tokens.who, limit=limit, stopping=stopping)
         super().__init__(api, host, port, certificate=certificate, key=key, stopping=stopping)
 
     def start(self, timeout: float = 30.0) -> Self:

@@ -156,9 +156,11 @@ class StageControl:
                 "batch_ms": round(found.batch_ms) if found is not None else None,
                 "error": found.error if found is not None else None,
             }
+        migrations = list(self.coordinator.migrations.values())
         return {
             "instances": instances,
-            "migrations": {m.move.id: m.phase for m in list(self.coordinator.migrations.values())},
+            "migrations": {m.move.id: m.phase for m in migrations},
+            "ordered_by": {m.move.id: m.ordered_by for m in migrations if not m.is_over},
             "lost": sorted(self.coordinator.lost()),
             "error": flow.error,
             "store": msgspec.to_builtins(flow.store),

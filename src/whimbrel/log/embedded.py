@@ -29,6 +29,7 @@ from zlib import crc32
 from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
 from whimbrel.log.contract import Entry, Lane, diverged, fitting
 from whimbrel.log.forks import FORKS
+from whimbrel.log.private import FILE, make_folder
 
 FORMAT = 2
 APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
@@ -187,11 +188,12 @@ def _create(path: Path) -> None:
     try:
         if path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with FORKS, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             draft = Path(folder, "draft")
             with closing(sqlite3.connect(draft, isolation_level=None)) as db:
                 db.executescript(SCHEMA)
+            draft.chmod(FILE)  # -wal and -shm will have the same
             with suppress(FileExistsError):
                 os.link(draft, path)
         _sync_folder(path.parent)

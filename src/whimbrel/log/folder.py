@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from whimbrel.log.embedded import EmbeddedLog
+from whimbrel.log.private import below
 from whimbrel.log.reading import reading_of
 from whimbrel.log.spool import Spool
 
@@ -21,7 +22,7 @@ class Logs:
 
     def path(self, name: str) -> Path:
         """Where a log lies."""
-        return self.folder / f"{name}.db"
+        return below(self.folder, f"{name}.db")
 
     def log(self, name: str) -> EmbeddedLog:
         """A log, made if it is not there."""
@@ -43,7 +44,7 @@ class Logs:
         return Spool(self.log(f"savings-{instance}"), self._spooled(instance))
 
     def _spooled(self, instance: str) -> Path:
-        return self.folder / f"savings-{instance}"
+        return below(self.folder, f"savings-{instance}")
 
     def reading(self, instance: str) -> str:
         """The folder that says how far an instance's inbox has been read."""

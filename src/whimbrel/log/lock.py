@@ -2,6 +2,7 @@
 
 <data>/lock             `wb.run` alone, or all roles together
 <data>/<role>.lock      one process of each role
+<data>/tokens.lock      whoever changes the tokens, for that moment
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from whimbrel.core.errors import Conflict
+from whimbrel.log.private import claim, opener
 
 
 def lock_all(data: Path) -> IO[str]:
@@ -32,9 +34,16 @@ def lock_role(data: Path, role: str) -> ExitStack:
     return held
 
 
+def lock_tokens(data: Path) -> IO[str]:
+    """Nobody else changes the users' tokens."""
+    return _locked(
+        data / "tokens.lock", fcntl.LOCK_EX, f"another command changes the tokens of {data}; repeat this one"
+    )
+
+
 def _locked(path: Path, kind: int, told: str) -> IO[str]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
+    claim(path.parent)
+    file = open(path, "a", opener=opener)  # noqa: SIM115 - held for as long as it is open
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from whimbrel.core.errors import Trimmed
 from whimbrel.log.contract import Lane, Log
+from whimbrel.log.private import make_file, make_folder, opener
 
 Offset = dict[str, int]
 LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
@@ -29,14 +30,14 @@ def reading_of(inbox: str | Path) -> str:
 
 def clear(folder: str) -> None:
     """Forget what was said before: a reader is about to start."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(folder))
     for name in (HALT, HURRY, APPLIED):
         Path(folder, name).unlink(missing_ok=True)
 
 
 def halt(folder: str) -> None:
     """Let the reader read nothing more."""
-    Path(folder, HALT).touch()
+    make_file(Path(folder, HALT))
 
 
 def is_halted(folder: str) -> bool:
@@ -47,7 +48,7 @@ def is_halted(folder: str) -> bool:
 def hurry(folder: str, hurries: bool) -> None:
     """Let what comes through the control lane begin a batch at once, or no more."""
     if hurries:
-        Path(folder, HURRY).touch()
+        make_file(Path(folder, HURRY))
     else:
         Path(folder, HURRY).unlink(missing_ok=True)
 
@@ -62,7 +63,8 @@ def note_applied(folder: str, offset: Offset) -> None:
     draft = Path(folder, f"{APPLIED}.draft")
     # The folder goes when its instance does, maybe before the reader notices.
     with suppress(FileNotFoundError):
-        draft.write_text(json.dumps(offset), encoding="utf-8")
+        with open(draft, "w", encoding="utf-8", opener=opener) as file:
+            json.dump(offset, file)
         draft.replace(Path(folder, APPLIED))
 
 

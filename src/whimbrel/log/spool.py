@@ -26,6 +26,7 @@ from whimbrel.core.record import Saved
 from whimbrel.log.codec import Message
 from whimbrel.log.contract import Lane, Log
 from whimbrel.log.disk import is_full
+from whimbrel.log.private import make_folder, opener
 
 LARGE = 256 << 10
 """Posts of this size lie in a file: a database would write them twice."""
@@ -130,8 +131,8 @@ class Spool:
 
 def _write(path: Path, blob: bytes) -> None:
     try:
-        path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as file:
+        make_folder(path.parent)
+        with open(path, "wb", opener=opener) as file:
             file.write(blob)
             file.flush()
             os.fsync(file.fileno())

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from whimbrel.app import App, end_all
-from whimbrel.control.access import make_token
-from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, JournalReader
-from whimbrel.control.ports import GatewayBeat, GatewayPort
+from whimbrel.control.access import GATEWAY, credential
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, JournalReader
+from whimbrel.control.ports import GatewayBeat, GatewayPort, check_names
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
+from whimbrel.control.tls import Tls
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
@@ -22,12 +23,12 @@ from whimbrel.roles.gateway import GatewayRole
 class GatewayProcess:
     """`whimbrel gateway`."""
 
-    def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, data: Path, orchestrator: str | None = None, tls: Tls | None = None) -> None:
         self._lock = lock_role(data, "gateway")
-        self._life, secret = new_life(), make_token(data)
+        self._life, secret = new_life(), credential(data, GATEWAY)
         deployment = agreed(data, pipeline)
-        self.journal = GatewayJournal(data / GATEWAY)
-        self._orchestrator = orchestrator_at(data, secret, orchestrator)
+        self.journal = GatewayJournal(data / GATEWAY_JOURNAL)
+        self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
         self.logs = Logs(data / "logs")
         self.role = GatewayRole(
             pipeline,
@@ -44,8 +45,8 @@ class GatewayProcess:
             save_every=deployment.save_every,
         )
         api = bare("whimbrel gateway")
-        offer(api, GatewayPort, self.role, secret)
-        self.server = Server(api)
+        offer(api, GatewayPort, self.role, secret, check_names)
+        self.server = Server.between(api, tls)
         self._heart = Heart(self._beat)
 
     def start(self) -> None:

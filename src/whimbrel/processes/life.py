@@ -14,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from whimbrel.control.access import Credential
 from whimbrel.control.ports import OrchestratorPort
 from whimbrel.control.remote import remote
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.text import visible
+from whimbrel.log.private import OTHERS
 
 BEAT = 1.0
 """Seconds between two beats."""
@@ -43,8 +47,11 @@ class Ended(BaseException):
     """Somebody wants this process to end."""
 
 
-def live(make: Callable[[], Process], *, until_input_ends: bool = False) -> None:
-    """Run a process until it is told to end. Called in the main thread."""
+def live(make: Callable[[], Process], *, until_input_ends: bool = False, private: bool = False) -> None:
+    """Run a process until it is told to end. Called in the main thread. `private`: what it writes, and whatever it
+    starts, is for its owner alone."""
+    if private:
+        os.umask(OTHERS)
 
     def end(number: int, frame: object) -> None:
         raise Ended
@@ -77,13 +84,13 @@ def _end_with_input() -> None:
 
 
 class Heart:
-    """Says once in a while that this process lives; goes on when nobody hears it.
+    """Says once in a while that this process lives; goes on when nobody hears it, and says so.
 
     If it cannot be said how things are, because the JVM is gone for instance, the process ends: a new one can help.
     """
 
     def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat = beat
+        self._beat, self._complaint, self._complained = beat, "", False
         self.error: Exception | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -102,8 +109,9 @@ class Heart:
         while True:
             try:
                 self._beat()
-            except Retry:
-                pass
+                self._complaint, self._complained = "", False
+            except Retry as error:
+                self._complain(visible(error))
             except Exception as error:
                 self.error = error
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -111,10 +119,16 @@ class Heart:
             if self._stopping.wait(BEAT):
                 return
 
+    def _complain(self, told: str) -> None:
+        """Say why nobody hears it: once, when it has been so twice. An orchestrator that is starting is no news."""
+        if told == self._complaint and not self._complained:
+            print(f"whimbrel: the orchestrator does not hear this process: {told}", file=sys.stderr, flush=True)
+        self._complaint, self._complained = told, told == self._complaint
 
-def orchestrator_at(data: Path, token: str, url: str | None) -> OrchestratorPort:
+
+def orchestrator_at(data: Path, credential: Credential, url: str | None, tls: Tls | None = None) -> OrchestratorPort:
     """The orchestrator, at a URL, or wherever the one of this data directory is now."""
-    return remote(OrchestratorPort, lambda: url or address_in(data), token)
+    return remote(OrchestratorPort, lambda: url or address_in(data), credential, tls=tls)
 
 
 def address_in(data: Path) -> str:

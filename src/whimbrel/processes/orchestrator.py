@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from whimbrel.app import App, end_all
-from whimbrel.control.access import make_token
+from whimbrel.control.access import GATEWAY, SUPERVISOR, Credential, credential, site_role
 from whimbrel.control.control import Control, claim_directory
 from whimbrel.control.journal import JOURNAL, Journal
 from whimbrel.control.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
 from whimbrel.control.policy import Policy
-from whimbrel.control.ports import GatewayBeat, OrchestratorPort, SiteBeat
-from whimbrel.control.remote import bare, offer
+from whimbrel.control.ports import GatewayBeat, OrchestratorPort, SiteBeat, check_caller
+from whimbrel.control.remote import bare, offer, remote
 from whimbrel.control.server import Server
 from whimbrel.control.stage import Shape
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Refused, Retry, UnknownName
+from whimbrel.core.names import check_name
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
+from whimbrel.log.private import replace_text
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import Deployment
-from whimbrel.processes.life import ADDRESS
+from whimbrel.processes.life import ADDRESS, address_in
 from whimbrel.roles.gateway import store_at
 from whimbrel.site.links import links_of
 
@@ -46,6 +49,11 @@ class Settled(Protocol):
         """Why it can never finish: the source, a sink or the gateway has failed for good."""
 
 
+def settled_in(data: Path, tls: Tls | None = None) -> Settled:
+    """The orchestrator of a data directory, as whoever started it asks it."""
+    return remote(Settled, lambda: address_in(data), credential(data, SUPERVISOR), tls=tls)
+
+
 class RemoteControl(Control):
     """The orders of a deployment whose sites and gateway are other processes."""
 
@@ -57,15 +65,17 @@ class RemoteControl(Control):
         data: Path,
         deployment: Deployment,
         journal: Journal,
-        secret: str,
+        credentials: Mapping[str, Credential],
         suspect: float,
         dead: float,
         restores: bool = True,
         restore_to: Sequence[str] = (),
+        tls: Tls | None = None,
     ) -> None:
-        """`restores`: what dead sites had is restored by itself, at these sites, or at any other."""
-        there = {name: RemoteSite(name, secret, suspect, dead) for name in deployment.sites}
-        self.gateway = RemoteGateway(secret, suspect, dead)
+        """`credentials`: by role, what it and the orchestrator know. `restores`: what dead sites had is restored by
+        itself, at these sites, or at any other."""
+        there = {name: RemoteSite(name, credentials[site_role(name)], suspect, dead, tls) for name in deployment.sites}
+        self.gateway = RemoteGateway(credentials[GATEWAY], suspect, dead, tls)
         self._greeted: dict[str, str | None] = {}
         """By name, in which life it was told all it must know."""
         self._buried: set[str] = set()
@@ -178,28 +188,32 @@ class OrchestratorProcess:
         dead: float = DEAD,
         restores: bool = True,
         restore_to: Sequence[str] = (),
+        tls: Tls | None = None,
     ) -> None:
+        """`port`: where users give orders. `tls`: for all its ports; users need no certificate of their own."""
         sites = deployment.sites
         for name in restore_to:
             if name not in sites:
                 raise UnknownName("site", name, sites)
         if not sites or len(set(sites)) < len(sites):
             raise Refused("sites need names of their own, and at least one is needed")
+        for name in sites:
+            check_name("site", name)
         links_of(sites, deployment.links)
         store_at(deployment.store, deployment.save_every)
         self._lock = lock_role(data, "orchestrator")
         self.data, self.journal = data, Journal(data / JOURNAL)
         claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
         deployment.save(self.journal)
-        secret = make_token(data)
+        credentials = {role: credential(data, role) for role in [GATEWAY, *map(site_role, sites)]}
         self.control = RemoteControl(
-            pipeline, data, deployment, self.journal, secret, suspect, dead, restores, restore_to
+            pipeline, data, deployment, self.journal, credentials, suspect, dead, restores, restore_to, tls
         )
         self.api = bare("whimbrel orchestrator")
-        offer(self.api, OrchestratorPort, self.control, secret)
-        offer(self.api, Settled, self.control, secret)
-        self.server = Server(self.api)
-        self._port = port
+        offer(self.api, OrchestratorPort, self.control, credentials, check_caller)
+        offer(self.api, Settled, self.control, credential(data, SUPERVISOR))
+        self.server = Server.between(self.api, tls)
+        self._port, self._tls = port, tls
         self.error = None
         self._stopping = threading.Event()
         self._threads = [
@@ -211,13 +225,12 @@ class OrchestratorProcess:
         """Begin to serve: what the journal has is finished, whoever beats is heard."""
         self.control.orchestrator.recover()
         self.server.start()
-        draft = self.data / f"{ADDRESS}.draft"
-        draft.write_text(self.server.url, encoding="utf-8")
-        draft.replace(self.data / ADDRESS)
+        replace_text(self.data / ADDRESS, self.server.url)
         self.control.orchestrator.start()
         for thread in self._threads:
             thread.start()
-        self.control.serve(port=self._port)
+        tls = self._tls
+        self.control.serve(port=self._port, certificate=tls and tls.certificate, key=tls and tls.key)
 
     def _repeat(self, duty: Callable[[], None]) -> None:
         while not self._stopping.wait(PERIOD):

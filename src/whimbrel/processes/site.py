@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from whimbrel.app import end_all
-from whimbrel.control.access import make_token
+from whimbrel.control.access import credential, site_role
 from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
+from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry, UnknownName
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
+from whimbrel.log.private import make_folder
 from whimbrel.pipeline import Pipeline
 from whimbrel.processes.deployment import agreed
 from whimbrel.processes.life import Heart, new_life, orchestrator_at
@@ -29,13 +31,15 @@ from whimbrel.spark.session import session
 class SiteProcess:
     """`whimbrel site NAME`."""
 
-    def __init__(self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None) -> None:
+    def __init__(
+        self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None, tls: Tls | None = None
+    ) -> None:
         deployment = agreed(data, pipeline)
         if name not in deployment.sites:
             raise UnknownName("site", name, deployment.sites)
         self._lock = lock_role(data, f"site-{name}")
-        self._life, secret = new_life(), make_token(data)
-        self._orchestrator = orchestrator_at(data, secret, orchestrator)
+        self._life, secret = new_life(), credential(data, site_role(name))
+        self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
         self.logs = Logs(data / "logs")
         self.links = Links(
             deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, here=[name]
@@ -45,10 +49,10 @@ class SiteProcess:
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
         make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
         disk = site_disk(name, data, deployment.reserve)
-        self.site = Site(name, data / "sites" / name, make, self.links, disk)
+        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk)
         api = bare(f"whimbrel site {name}")
         offer(api, SitePort, self.site, secret)
-        self.server = Server(api)
+        self.server = Server.between(api, tls)
         self._heart = Heart(self._beat)
 
     def start(self) -> None:

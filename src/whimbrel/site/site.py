@@ -24,9 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whimbrel.core.errors import Diverged, Full, Retry, Stale, Stop, Unavailable, Unstarted
+from whimbrel.core.errors import Diverged, Full, Refused, Retry, Stale, Stop, Unavailable, Unstarted
 from whimbrel.log.backoff import pauses
 from whimbrel.log.disk import SIGNS, Disk, is_full
+from whimbrel.log.private import below
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
 from whimbrel.spark.checkpoint import Checkpoint
@@ -94,7 +95,7 @@ class Site:
 
     def checkpoint(self, instance: str) -> Path:
         """Where the checkpoint of an instance lies."""
-        return self.folder / instance
+        return below(self.folder, instance)
 
     # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,14 +180,17 @@ class Site:
 
     def take(self, instance: str, origin: str) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
+        there = below(self.folder.parent, origin, instance)
+        if there == self.checkpoint(instance):
+            raise Refused(f"the checkpoint of {instance} lies at {self.name} already; name the site it comes from")
         # One at a time: an order that is repeated finds the first copy under way, whoever has given up waiting for it.
         with self._changing:
             copying = self._copying.setdefault(instance, threading.Lock())
         with copying:
-            return self._copy(instance, self.folder.parent / origin / instance)
+            return self._copy(instance, there)
 
     def _copy(self, instance: str, there: Path) -> int:
-        here, whole = self.checkpoint(instance), self.folder / f"{instance}.partial"
+        here, whole = self.checkpoint(instance), below(self.folder, f"{instance}.partial")
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:

@@ -49,10 +49,15 @@ class Abandoned(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants out: a user, a deadline, a failed destination."""
 
     reason: str
+    by: str = ""
+    """The user who wants it, if it is one."""
 
 
 class Takeover(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants a standby to take over."""
+
+    by: str = ""
+    """The user who wants it, if it is one."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -189,6 +194,8 @@ class Migration(msgspec.Struct):
     """The restoration that took its keys: whatever else is said of it comes too late."""
     deadline: float | None = None
     """Seconds that it may take from its beginning on, as long as it can be undone; None: as many as need be."""
+    ordered_by: str = ""
+    """Who ordered it."""
 
     @property
     def is_standby(self) -> bool:
@@ -368,6 +375,8 @@ def _tell(event: Event) -> str:
     name = type(event).__name__
     if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"
+    if isinstance(event, (Abandoned, Takeover)) and event.by:
+        name += f" by {event.by}"
     if isinstance(event, (Abandoned, Failed, Rejected, Unreadable)):
         return f"{name}: {event.reason}"
     if isinstance(event, Loaded):

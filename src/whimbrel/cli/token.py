@@ -1,0 +1,82 @@
+"""`whimbrel token`: who may look at a running application, and who may give it orders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from whimbrel.cli.screen import Sheet, say
+from whimbrel.control.access import rotate_credentials
+from whimbrel.control.tokens import FILES, Tokens
+from whimbrel.core.errors import Refused
+
+token = typer.Typer(name="token", help="Who may look at a running application, and who may give it orders.")
+Data = Annotated[Path, typer.Option(envvar="WHIMBREL_DATA", help="The data directory.")]
+Name = Annotated[str, typer.Argument(help="Whose.")]
+
+
+@token.command()
+def add(
+    name: Name, data: Data, role: Annotated[str, typer.Option(help="read: may look. operate: may order, too.")] = "read"
+) -> None:
+    """Make a token for a user, and print it. It is shown once: only its digest is kept.
+
+    Example: whimbrel token add grafana --role read --data whimbrel-data
+    """
+    typer.echo(_tokens(data).add(name, role))
+
+
+@token.command("list")
+def list_all(data: Data) -> None:
+    """Who has a token, of which role, since when.
+
+    Example: whimbrel token list --data whimbrel-data
+    """
+    table = Sheet("name", "role", "made")
+    for name, (file, role) in FILES.items():
+        table.add(name, role, f"in the file {file}")
+    for one in _tokens(data).named():
+        table.add(one.name, one.role, one.made)
+    Console().print(table)
+
+
+@token.command()
+def revoke(name: Name, data: Data) -> None:
+    """Let a token open nothing any more, from the next call on.
+
+    Example: whimbrel token revoke grafana --data whimbrel-data
+    """
+    _tokens(data).revoke(name)
+    say(f"the token of {name} is revoked")
+
+
+@token.command()
+def rotate(
+    data: Data,
+    name: Annotated[str, typer.Argument(help="Whose: operator and reader have theirs in a file.")] = "operator",
+    roles: Annotated[bool, typer.Option("--roles", help="Those of the processes, instead of a user's.")] = False,
+) -> None:
+    """Replace a token: the old one opens nothing any more, and nothing has to be started again.
+
+    Examples: whimbrel token rotate --data whimbrel-data
+
+              whimbrel token rotate --roles --data whimbrel-data
+    """
+    tokens = _tokens(data)
+    if roles:
+        say(f"rotated: {', '.join(rotate_credentials(data)) or 'no process has a credential here yet'}")
+        return
+    made = tokens.rotate(name)
+    if name in FILES:
+        say(f"the new token of {name} is in {data / FILES[name][0]}")
+    else:
+        typer.echo(made)
+
+
+def _tokens(data: Path) -> Tokens:
+    if not data.is_dir():
+        raise Refused(f"{data} is no data directory; name the one that the application was started with")
+    return Tokens(data)
