@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import Any
 from whimbrel.control.control import Control, claim_directory
 from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.stage import Shape
-from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.errors import Refused, Stale, Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.core.names import check_name
 from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
+from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import make_folder
@@ -66,13 +67,16 @@ class App(Control):
         store: str | None = None,
         save_every: float = SAVE_EVERY,
         reserve: int = RESERVE,
+        durability: str = PROCESS,
+        accept_loss: Collection[str] = (),
     ) -> None:
+        durable = is_power(durability)
         self.pipeline, self._temporary = pipeline, temporary
         self._lock = lock_all(data)
         try:
-            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL)
+            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL, durable)
             claim_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
-            logs = Logs(data / "logs")
+            logs = Logs(data / "logs", durable)
             make_folder(data / "sites")
             self.gateway = GatewayRole(
                 pipeline,
@@ -94,15 +98,16 @@ class App(Control):
         self.first = self.gateway.first
         self.spark = spark if spark is not None else session(pipeline.name)
         self._owns_spark = spark is None
-        self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox)
+        self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox, durable=durable)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
         make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
         places = {
-            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve)) for name in sites
+            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve), durable)
+            for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, self.clock_us, links)
-        self._stopped = False
+        self._stopped, self._has_store, self.accept_loss = False, store is not None, set(accept_loss)
 
     @staticmethod
     def clock_us() -> int:
@@ -127,7 +132,7 @@ class App(Control):
         self.gateway.start()
         for name, site in self.sites.items():
             for instance in self.instances_at(name):
-                site.start(instance, wait=False)
+                self._start_instance(site, instance)
         # All at once, and more than once: when two sites first work together, Spark starts more Python workers.
         with ThreadPoolExecutor(len(self.sites)) as pool:
             for _ in range(WARM_UPS):
@@ -136,6 +141,16 @@ class App(Control):
             site.open()
         self.orchestrator.start()
         self.gateway.feed.start()
+
+    def _start_instance(self, site: Site, instance: str) -> None:
+        """With a store, or with nothing to lose, an instance whose checkpoint is gone keeps nobody from starting."""
+        try:
+            site.start(instance, wait=False, anew=False)
+        except Stale:
+            if instance in self.accept_loss:
+                self.renew(instance)
+            elif not self._has_store and self.stages[stage_of(instance)].coordinator.hangs_on(instance):
+                raise
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the source has ended and everything that came from it is delivered."""
@@ -224,6 +239,8 @@ def run(
     store: str | Path | None = None,
     save_every: float = SAVE_EVERY,
     reserve: int = RESERVE,
+    durability: str = PROCESS,
+    accept_loss: Collection[str] = (),
 ) -> App:
     """Run a pipeline on this machine. All keys begin at the first site.
 
@@ -232,7 +249,9 @@ def run(
     a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
     `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites. `store`: a
     directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved. `reserve`:
-    while fewer bytes are free on a disk, whoever writes to it takes nothing in.
+    while fewer bytes are free on a disk, whoever writes to it takes nothing in. `durability`: "process", or "power" if
+    what is acknowledged must survive a power failure. `accept_loss`: instances whose checkpoint is gone, which begin
+    anew without the state of their keys.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
@@ -257,6 +276,8 @@ def run(
             store=None if store is None else str(store),
             save_every=save_every,
             reserve=reserve,
+            durability=durability,
+            accept_loss=accept_loss,
         )
     except BaseException:
         if data is None:

@@ -67,6 +67,9 @@ class FailingLog:
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
         return self.log.counter(writer, lane)
 
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        return self.log.writers(lane)
+
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         self.log.trim(position, lane)
 

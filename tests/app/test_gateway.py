@@ -19,7 +19,7 @@ import pytest
 from tests.app.failing import Died, FailingLog, Fuse
 from whimbrel.control.stage import KnownKeys
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, Stop, Trimmed, Unavailable
+from whimbrel.core.errors import Bug, Corrupt, Stop, Trimmed, Unavailable
 from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of
 from whimbrel.core.record import Kind, Move, Record, Saved
 from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
@@ -749,3 +749,57 @@ def test_however_long_a_log_is_a_bounded_part_of_it_is_in_memory(
     order(Fence(lost()))(world)
     assert len(restored(world, 0, lost())) == 200
     assert 0 < logs[measured].most <= chunk
+
+
+# ── Entries of bounded size ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_held_back_comes_in_entries_of_bounded_size(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    monkeypatch.setattr("whimbrel.gateway.gateway.MOST", 4)
+    world = World()
+    held = move("m1", "a", hold=True)
+    order(Begin(held))(world)
+    for counter in range(1, 6):
+        send(counter, *["a"] * 3, "b")(world)
+    if dies:
+        world.reborn()
+    order(Cutover(held))(world)
+    world.reborn()
+    entries = [len(list(codec.records(entry))) for entry in world.logs["s-2"].read(0)]
+    assert max(entries) == 4
+    values = [record.body[0] for record in world.inbox("s-2") if record.kind == Kind.DATA]
+    assert values == [100 * counter + row for counter in range(1, 6) for row in range(3)]
+
+
+def test_an_entry_with_more_records_than_there_are_offsets_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "ROWS", 3)
+    with pytest.raises(Bug, match=r"at most 3 records, .*: got 4"):
+        World().gateway.ingest([("a", (n,), None) for n in range(4)], "source", 0)
+
+
+def test_a_router_that_fails_amid_an_entry_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had held back of the entry must not be held back twice, nor the entry be forgotten."""
+    world, held = World(), move("m1", "a", hold=True)
+    order(Begin(held))(world)
+    send(1, "a", "b")(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "encode", _fails_at(codec.encode, 2))
+        with pytest.raises(MemoryError):
+            send(2, "a", "b")(world)
+    send(3, "a", "b")(world)
+    order(Cutover(held))(world)
+    assert [r.body[0] for r in world.inbox("s-2") if r.kind == Kind.DATA] == [100, 200, 300]
+    assert [r.body[0] for r in world.inbox("s-1") if r.kind == Kind.DATA] == [101, 201, 301]
+    assert world.gateway.sent == 6
+
+
+def _fails_at(encode: Callable[..., bytes], call: int) -> Callable[..., bytes]:
+    calls = iter(range(1, 100))
+
+    def encoded(*args: Any) -> bytes:
+        if next(calls) == call:
+            raise MemoryError
+        return encode(*args)
+
+    return encoded

@@ -111,6 +111,7 @@ class Watched:
     """A JSON lines file in which every call is a deed, before and after it is done, on the disk at once."""
 
     patience = 0.0
+    durable = False
 
     def __init__(self, path: Path, deed: Callable[[], None]) -> None:
         self.sink, self.deed = JsonLinesSink(path), deed

@@ -359,12 +359,13 @@ class NextStage:
         self.calls: list[int] = []
         self.taken: dict[int, list[Result]] = {}
 
-    def ingest(self, results: list[Result], number: int) -> None:
+    def ingest(self, results: list[Result], number: int) -> bool:
         self.calls.append(number)
         assert number > max(self.taken, default=-1) or self.taken[number] == results, (
             "another batch under a used number"
         )
         self.taken.setdefault(number, list(results))
+        return True
 
     @property
     def results(self) -> list[int]:
@@ -407,3 +408,21 @@ def test_pending_results_keep_their_types_in_a_mark() -> None:
     StageSink(stage.ingest).open(stored(sink.commit()))
     assert stage.taken[0] == [result(0, **values)]
     assert isinstance(stage.taken[0][0], Result)
+
+
+def test_many_results_are_handed_on_in_pieces_of_which_each_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageSink, "MOST", 3)
+    stage = NextStage()
+    sink = StageSink(stage.ingest)
+    sink.open(None)
+    sink.write([result(n) for n in range(7)], 30)
+    mark = stored(sink.commit())
+    sink.committed()
+    assert {number: len(results) for number, results in stage.taken.items()} == {0: 3, 1: 3, 2: 1}
+    again = StageSink(stage.ingest)
+    again.open(mark)
+    again.write([result(7)], 30)
+    again.commit()
+    again.committed()
+    assert stage.results == list(range(8))
+    assert stage.calls == [0, 1, 2, 0, 1, 2, 3]

@@ -143,6 +143,7 @@ def test_each_writer_has_its_own_counter_and_may_skip_numbers(log: Log) -> None:
     assert log.append(b"b", count=1, writer="b", counter=0) == 1
     assert log.append(b"a", count=1, writer="a", counter=99, replays=True) is None
     assert (log.counter("a"), log.counter("b"), log.counter("c")) == (100, 0, -1)
+    assert (log.writers(), log.writers(CONTROL)) == ({"a": 100, "b": 0}, {})
 
 
 def test_reading_a_range(log: Log) -> None:

@@ -15,6 +15,7 @@ from whimbrel.control.tls import Tls, tls_of
 from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
 from whimbrel.core.text import visible
 from whimbrel.log.disk import RESERVE
+from whimbrel.log.durability import PROCESS
 from whimbrel.processes.deployment import Deployment, load_job
 from whimbrel.processes.gateway import GatewayProcess
 from whimbrel.processes.life import Process, live
@@ -34,6 +35,11 @@ MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox h
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two savings.")]
 Reserve = Annotated[int, typer.Option(help="Bytes that must be free on a disk; below, nothing is taken in.")]
+Durability = Annotated[str, typer.Option(help='"process", or "power": what is acknowledged survives a power failure.')]
+AcceptLoss = Annotated[
+    str | None,
+    typer.Option(help="Instances whose checkpoint is gone, a,b: they begin anew, without the state of their keys."),
+]
 Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
 Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
 NoRestore = Annotated[bool, typer.Option("--no-restore", help="Restore nothing by itself when a site is dead.")]
@@ -57,6 +63,8 @@ def orchestrator(
     store: Store = None,
     save_every: SaveEvery = SAVE_EVERY,
     reserve: Reserve = RESERVE,
+    durability: Durability = PROCESS,
+    accept_loss: AcceptLoss = None,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     no_restore: NoRestore = False,
@@ -71,7 +79,9 @@ def orchestrator(
 
     Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
     """
-    deployment = Deployment(_names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve)
+    deployment = Deployment(
+        _names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve, durability
+    )
     _live(
         lambda: OrchestratorProcess(
             load_job(job),
@@ -83,6 +93,7 @@ def orchestrator(
             restores=not no_restore,
             restore_to=_names(restore_to) if restore_to else (),
             tls=tls_of(certificate, key, ca),
+            accept_loss=_names(accept_loss) if accept_loss else (),
         ),
         until_input_ends,
         private=True,
@@ -134,6 +145,8 @@ def up(
     store: Store = None,
     save_every: SaveEvery = SAVE_EVERY,
     reserve: Reserve = RESERVE,
+    durability: Durability = PROCESS,
+    accept_loss: AcceptLoss = None,
     suspect: Suspect = SUSPECT,
     dead: Dead = DEAD,
     no_restore: NoRestore = False,
@@ -157,7 +170,8 @@ def up(
         tls.client()  # what is wrong with the files is said once, and not by every process
         shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
-    settings += ["--reserve", str(reserve), "--save-every", str(save_every)]
+    settings += ["--reserve", str(reserve), "--save-every", str(save_every), "--durability", durability]
+    settings += ["--accept-loss", accept_loss] if accept_loss else []
     settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port)]
     settings += [*(["--keep"] if keep else []), *(["--store", store] if store is not None else [])]
     settings += [*(["--no-restore"] if no_restore else []), *(["--restore-to", restore_to] if restore_to else [])]

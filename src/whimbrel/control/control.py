@@ -63,6 +63,8 @@ class Control:
         self._told: dict[str, dict[str, str]] = {}
         """By site, and the gateway as the empty name: the places it was last told."""
         self._cleared = False
+        self.accept_loss: set[str] = set()
+        """Instances that may begin anew, once, should their checkpoint be gone."""
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores)
         self.stages: dict[str, StageControl] = {}
         for stage, shape in shapes.items():
@@ -429,8 +431,26 @@ class Control:
         """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
         self._told.pop(who, None)
 
+    def renew(self, instance: str) -> None:
+        """Let an instance begin anew whose checkpoint is gone, without the state of its keys."""
+        stage = next(one for one in self.stages.values() if instance in one.coordinator.sites)
+        self.sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
+        self.accept_loss.discard(instance)
+
+    def stale(self) -> list[str]:
+        """Instances whose checkpoint does not fit their logs, as their sites last said."""
+        return [name for site in self.sites.values() for name in site.status().stale]
+
+    def _renew_stale(self) -> None:
+        """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
+        for stage in self.stages.values():
+            for name in set(self.stale()) & {*stage.coordinator.sites}:
+                if name in self.accept_loss or not stage.coordinator.hangs_on(name):
+                    self.renew(name)
+
     def _do_chores(self) -> None:
         self.tell_places()
+        self._renew_stale()
         if "" in self._told:
             self._clear()
             for control in self.stages.values():

@@ -44,7 +44,8 @@ class _File:
 
     tables = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        """`durable`: what is written survives a power failure."""
         make_folder(path.parent)
         make_file(path)
         self._lock = threading.Lock()
@@ -52,7 +53,8 @@ class _File:
         try:
             _check_format(self._db, path)
             self._db.executescript(
-                f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {self.tables} PRAGMA user_version={FORMAT};"
+                f"PRAGMA journal_mode=WAL; PRAGMA synchronous={'FULL' if durable else 'NORMAL'};"
+                f"{self.tables} PRAGMA user_version={FORMAT};"
             )
         except BaseException as error:
             self._db.close()
@@ -134,8 +136,8 @@ class GatewayJournal(_File):
     tables = f"""{_File.tables}
         CREATE TABLE IF NOT EXISTS reached (number INTEGER PRIMARY KEY, name TEXT, blob BLOB);"""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, durable: bool = False) -> None:
+        super().__init__(path, durable)
         self._noted: dict[str, list[int]] = {}
         """By outlet: the sizes of all its notes, the oldest first."""
 

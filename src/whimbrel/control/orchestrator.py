@@ -96,6 +96,8 @@ class Orchestrator:
         """By the monotonic clock: when migrations that have begun are abandoned."""
         self._overdue: set[str] = set()
         """Stages in which a migration's turn has come that could not be journalled yet."""
+        self._complaint: Exception | None = None
+        """What was last said of an instance that fails; forgotten when none does any more."""
         self._left: set[str] = set()
         """Instances that keep failing, about which the word is out."""
         self._stopping = threading.Event()
@@ -414,8 +416,11 @@ class Orchestrator:
         for name, why in failed.items():
             if name not in self._left:
                 self._abandon(lambda move, _, to=name: move.destination == to, why)  # type: ignore[misc]
-                self.error = self.error or Unavailable(f"{why}; see app.status()")
+                self._complaint = Unavailable(f"{why}; see app.status()")
+                self.error = self.error or self._complaint
         self._left = set(failed)
+        if not failed and self.error is self._complaint:
+            self.error = None
 
     def abandon(self, site: str, reason: str) -> None:
         """Call off whatever moves from or to a site, as far as it can be; a restoration needs only where it goes."""

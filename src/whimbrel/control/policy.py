@@ -1,7 +1,7 @@
 """What is done by itself when sites die: all that their instances had, or were to have, is restored elsewhere.
 
-    who      every instance at a site that is gone, if it has keys or a migration hangs on it; and whoever an attempt
-             to restore was abandoned for
+    who      every instance at a site that is gone, or whose checkpoint is, if it has keys or a migration hangs on it;
+             one that `restart` was about to start at such a site; and whoever an attempt to restore was abandoned for
     where    the living site with the fewest instances of its stage, of those that may be used; then another one; where
              it was itself, if that has come back and no other lives
     what     the newest versions in the store; if they cannot be read, the newest checkpoint that can, and so on
@@ -21,6 +21,7 @@ from whimbrel.control.orchestrator import DEADLINE
 from whimbrel.control.orders import Request
 from whimbrel.core.errors import Refused, Retry, Stop
 from whimbrel.core.protocols.machine import DONE, Migration
+from whimbrel.core.protocols.restart import STARTING
 
 if TYPE_CHECKING:
     from whimbrel.control.control import Control
@@ -41,20 +42,23 @@ class Policy:
         self.waiting: dict[str, str] = {}
         """By instance: why it has not been restored yet."""
 
-    def look(self, gone: Collection[str], alive: Sequence[str]) -> None:
-        """Order what is to be ordered now. `gone`: dead sites; `alive`: those that can take keys."""
+    def look(self, gone: Collection[str], alive: Sequence[str], stale: Collection[str] = ()) -> None:
+        """Order what is to be ordered now. `gone`: dead sites; `alive`: those that can take keys; `stale`: instances
+        that live without the state of their keys."""
         waiting: dict[str, str] = {}
         for stage in self._control.stages.values():
-            for lost in self._missing(stage, gone):
+            for lost in self._missing(stage, gone, stale):
                 try:
                     self._restore(stage, lost, [name for name in alive if self._sites is None or name in self._sites])
                 except (Refused, Retry, Stop) as error:  # one may have to wait for another; or the gateway is away
                     waiting[lost] = str(error)
         self.waiting = waiting
 
-    def _missing(self, stage: StageControl, gone: Collection[str]) -> list[str]:
+    def _missing(self, stage: StageControl, gone: Collection[str], stale: Collection[str]) -> list[str]:
         coordinator = stage.coordinator
-        dead = [name for name, site in list(coordinator.sites.items()) if site in gone and coordinator.hangs_on(name)]
+        away = [name for name, site in list(coordinator.sites.items()) if site in gone or name in stale]
+        away += [one.move.source for one in list(coordinator.migrations.values()) if _is_stuck(one, gone)]
+        dead = [name for name in away if coordinator.hangs_on(name)]
         found = dict.fromkeys([*dead, *coordinator.interrupted()])
         return [name for name in found if all(one.is_over for one in self._attempts(stage, name))]
 
@@ -91,3 +95,8 @@ class Policy:
             return None
         left = [number for number in self._control.checkpoints(stage.name) if number not in spoilt]
         return max(left, default=None)
+
+
+def _is_stuck(migration: Migration, gone: Collection[str]) -> bool:
+    """Whether an instance may have run at a dead site, to which `restart` was bringing it."""
+    return migration.move.protocol == "restart" and migration.phase == STARTING and migration.to_site in gone

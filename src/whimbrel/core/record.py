@@ -421,6 +421,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     """By lane of the inbox, the first position; empty if this is the first batch of a checkpoint."""
     end: dict[str, int] = {}
     """And the first one behind the batch."""
+    posted: dict[str, int] = {}
+    """By destination: the last batch of this checkpoint that has posted something there."""
     renewed: bool = False
     """No batch: the instance begins anew behind this entry, without the checkpoint it had."""
 

@@ -65,6 +65,8 @@ class Snapshot(msgspec.Struct):
     covered: int | None = None
     """Up to which `seq` everything is in savings that count; None: there is no store."""
     refused: dict[str, str] = {}
+    given: dict[str, int] = {}
+    """By inbox: the number of the last append to it."""
 
 
 class Gateway:
@@ -102,6 +104,8 @@ class Gateway:
         """The ingress position up to which everything has been routed."""
         self._unsent: deque[tuple[str, bytes, int, int]] = deque()
         """Routed, but not in its inbox yet: inbox, blob, number of records, ingress position."""
+        self._given: dict[str, int] = {}
+        """By inbox: the number of the last append to it."""
         self._unsure = False
         """An append has failed: the ingress log may have more than was routed, an inbox less."""
         self._blank = copy.deepcopy(router)
@@ -353,6 +357,7 @@ class Gateway:
         while self._unsent:
             name, blob, count, number = self._unsent[0]
             self._inbox_of(name).append(blob, count=count, writer=self.name, counter=number, replays=True)
+            self._given[name] = number
             self._unsent.popleft()
 
     @contextmanager
@@ -389,7 +394,9 @@ class Gateway:
             if snapshot is None:
                 return None
             covered = None if self._coverage is None else self.covered()
-            return wire.pack(Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered, self.refused))
+            return wire.pack(
+                Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered, self.refused, self._given)
+            )
 
     def saved(self, blob: bytes) -> None:
         """A snapshot is safe: what lies before it in the ingress log is no longer needed, nor what is covered."""
@@ -421,7 +428,7 @@ class Gateway:
             saved = wire.unpack(blob, Snapshot)
             self.router.restore(saved.router)
             self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
-            self.refused = saved.refused
+            self.refused, self._given = saved.refused, saved.given
             if self._coverage is not None:
                 self._coverage.covered = -1 if saved.covered is None else saved.covered
 

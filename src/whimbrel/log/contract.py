@@ -96,6 +96,9 @@ class Log(Appendable, Protocol):
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
         """The writer's last counter in this lane, -1 if it never wrote: where a restarted writer goes on."""
 
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        """Who has ever written to this lane, with the last counter of each."""
+
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         """Give up the entries below `position`."""
 

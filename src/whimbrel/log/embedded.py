@@ -28,6 +28,7 @@ from zlib import crc32
 
 from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
 from whimbrel.log.contract import Entry, Lane, diverged, fitting
+from whimbrel.log.durability import sync
 from whimbrel.log.forks import FORKS
 from whimbrel.log.private import FILE, make_folder
 
@@ -153,6 +154,10 @@ class EmbeddedLog:
         with self._transaction("BEGIN") as db:
             return _counter(db, writer, lane)
 
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        with self._transaction("BEGIN") as db:
+            return dict(db.execute("SELECT writer, counter FROM writers WHERE lane = ?", (lane,)).fetchall())
+
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         with self._transaction("BEGIN IMMEDIATE") as db:
             db.execute("UPDATE lanes SET head = max(head, min(?, tail)) WHERE lane = ?", (position, lane))
@@ -196,21 +201,12 @@ def _create(path: Path) -> None:
             draft.chmod(FILE)  # -wal and -shm will have the same
             with suppress(FileExistsError):
                 os.link(draft, path)
-        _sync_folder(path.parent)
+        sync(path.parent)  # or a power failure could take the whole log, whose name is not on the disk yet
     except sqlite3.Error as error:
         raise _translated(error, path) from error
     except OSError as error:
         kind = Full if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else Unavailable
         raise kind(f"{path}: cannot be created: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # Or a power failure could take the whole log, whose name is not on the disk yet, with all it acknowledged.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _connect(path: Path, synchronous: str, timeout: float) -> sqlite3.Connection:

@@ -15,8 +15,9 @@ from whimbrel.log.spool import Spool
 class Logs:
     """A folder of logs. Safe to use from several threads."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        """`durable`: what is appended survives a power failure."""
+        self.folder, self.durable = folder, durable
         self._open: dict[str, EmbeddedLog] = {}
         self._lock = threading.Lock()
 
@@ -24,11 +25,11 @@ class Logs:
         """Where a log lies."""
         return below(self.folder, f"{name}.db")
 
-    def log(self, name: str) -> EmbeddedLog:
-        """A log, made if it is not there."""
+    def log(self, name: str, durable: bool = False) -> EmbeddedLog:
+        """A log, made if it is not there. `durable`: whatever the others are."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = EmbeddedLog(self.path(name))
+                self._open[name] = EmbeddedLog(self.path(name), durable=durable or self.durable)
             return self._open[name]
 
     def inbox(self, instance: str) -> EmbeddedLog:
@@ -42,6 +43,10 @@ class Logs:
     def savings(self, instance: str) -> Spool:
         """The spool of an instance's savings."""
         return Spool(self.log(f"savings-{instance}"), self._spooled(instance))
+
+    def spools(self) -> list[EmbeddedLog]:
+        """The spools of all links that there are."""
+        return [self.log(path.stem) for path in self.folder.glob("link-*.db")]
 
     def _spooled(self, instance: str) -> Path:
         return below(self.folder, f"savings-{instance}")

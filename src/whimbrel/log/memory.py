@@ -82,6 +82,9 @@ class MemoryLog:
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
         return self._rulers[lane].counters.get(writer, -1)
 
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        return dict(self._rulers[lane].counters)
+
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         ruler = self._rulers[lane]
         with self._lock:

@@ -26,6 +26,7 @@ from whimbrel.core.record import Saved
 from whimbrel.log.codec import Message
 from whimbrel.log.contract import Lane, Log
 from whimbrel.log.disk import is_full
+from whimbrel.log.durability import sync
 from whimbrel.log.private import make_folder, opener
 
 LARGE = 256 << 10
@@ -72,6 +73,11 @@ class Spool:
         if saved.number > self._log.counter(writer, Lane.CONTROL):
             blob = wire.pack(Confirmed(saved, at_us))
             self._log.append(blob, count=1, writer=writer, counter=saved.number, lane=Lane.CONTROL)
+
+    @property
+    def log(self) -> Log:
+        """What it lies in."""
+        return self._log
 
     # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,6 +142,7 @@ def _write(path: Path, blob: bytes) -> None:
             file.write(blob)
             file.flush()
             os.fsync(file.fileno())
+        sync(path.parent)
     except OSError as error:
         kind = Full if is_full(error) else Unavailable
         raise kind(f"{path}: {error}") from error

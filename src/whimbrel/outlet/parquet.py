@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from whimbrel.core.errors import Refused
 from whimbrel.core.record import Result
+from whimbrel.log.durability import sync
 from whimbrel.outlet.sinks import Mark, Unfit, foreign, unfit
 
 Row = dict[str, Any]
@@ -30,6 +31,7 @@ class ParquetSink:
     """A folder of Parquet files."""
 
     patience = 2.0
+    durable = False
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self._path, self._overwrite, self._number = path, overwrite, 0
@@ -102,7 +104,11 @@ class ParquetSink:
             file = self._path / f"part-{self._number:06}.parquet"
             whole = file.with_suffix(".tmp")
             pq.write_table(pa.table(columns, schema=schema), whole)
+            if self.durable:
+                sync(whole)
             whole.rename(file)
+            if self.durable:
+                sync(self._path)
             self._number += 1
             self._rows = []
         return {"files": self._number, "path": str(self._path), "schema": schema.serialize().to_pybytes()}

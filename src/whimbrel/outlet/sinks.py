@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
@@ -21,6 +22,7 @@ import msgspec
 
 from whimbrel.core.errors import Corrupt, Refused, Retry
 from whimbrel.core.record import Result
+from whimbrel.log.durability import sync
 
 Mark = dict[str, Any]
 """What a sink must know to go back to a commit."""
@@ -50,6 +52,9 @@ class Sink(Protocol):
     def check(self, mark: Mark | None) -> None:
         """Raise `Refused` if `open` with this mark would destroy what the run did not write. Changes nothing."""
 
+    durable: bool
+    """Whether a commit must survive a power failure."""
+
     def open(self, mark: Mark | None) -> None:
         """Begin, or go back to the commit that returned this mark."""
 
@@ -70,6 +75,7 @@ class _Plain:
     """What most sinks have in common: no wish to wait, nothing to destroy, nothing to do once a commit is safe."""
 
     patience = 0.0
+    durable = False
 
     def check(self, mark: Mark | None) -> None:
         pass
@@ -113,9 +119,12 @@ class _File:
         assert self.file is not None, "write before open"
         self.file.write(data)
 
-    def commit(self) -> Mark:
+    def commit(self, durable: bool) -> Mark:
         assert self.file is not None, "commit before open"
         self.file.flush()
+        if durable:
+            os.fsync(self.file.fileno())
+            sync(self.path.parent)
         return {"bytes": self.file.tell(), "path": str(self.path)}
 
     def close(self) -> None:
@@ -153,7 +162,7 @@ class CsvSink(_Plain):
         return refused
 
     def commit(self) -> Mark:
-        return {**self._file.commit(), "columns": self._columns}
+        return {**self._file.commit(self.durable), "columns": self._columns}
 
     def close(self) -> None:
         self._file.close()
@@ -195,7 +204,7 @@ class JsonLinesSink(_Plain):
         return {**result.values, **identity(result, now_us)}
 
     def commit(self) -> Mark:
-        return self._file.commit()
+        return self._file.commit(self.durable)
 
     def close(self) -> None:
         self._file.close()
@@ -243,14 +252,15 @@ class StageSink(_Plain):
 
     MOST: ClassVar[int] = 50_000
 
-    def __init__(self, ingest: Callable[[list[Result], int], None]) -> None:
-        self._ingest, self._number = ingest, 0
+    def __init__(self, ingest: Callable[[list[Result], int], bool]) -> None:
+        """`ingest` returns whether there was a record among the results."""
+        self._ingest, self._number, self._taken = ingest, 0, -1
         self._pending: list[Result] = []
 
     def open(self, mark: Mark | None) -> None:
-        self._number, self._pending = 0, []
+        self._number, self._taken, self._pending = 0, -1, []
         if mark:
-            self._number = mark["number"]
+            self._number, self._taken = mark["number"], mark["taken"]
             self._pending = msgspec.convert(mark["pending"], list[Result])
             self.committed()
 
@@ -259,11 +269,12 @@ class StageSink(_Plain):
         return []
 
     def commit(self) -> Mark:
-        return {"number": self._number, "pending": self._pending}
+        return {"number": self._number, "taken": self._taken, "pending": self._pending}
 
     def committed(self) -> None:
         while self._pending:
-            self._ingest(self._pending[: self.MOST], self._number)
+            if self._ingest(self._pending[: self.MOST], self._number):
+                self._taken = self._number
             self._number += 1
             self._pending = self._pending[self.MOST :]
 

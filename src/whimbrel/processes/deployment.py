@@ -18,6 +18,7 @@ from whimbrel.control.journal import JOURNAL, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.log.disk import RESERVE
+from whimbrel.log.durability import PROCESS
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.roles.site import TRIGGER
@@ -40,6 +41,8 @@ class Deployment(msgspec.Struct, frozen=True):
     save_every: float = SAVE_EVERY
     reserve: int = RESERVE
     """Bytes that must be free on every disk for anything to be taken in."""
+    durability: str = PROCESS
+    """What an acknowledgement survives (log/durability.py)."""
 
     def save(self, journal: Journal) -> None:
         """Let the others know."""

@@ -12,6 +12,7 @@ from whimbrel.control.ports import GatewayBeat, GatewayPort, check_names
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.control.tls import Tls
+from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.pipeline import Pipeline
@@ -27,9 +28,10 @@ class GatewayProcess:
         self._lock = lock_role(data, "gateway")
         self._life, secret = new_life(), credential(data, GATEWAY)
         deployment = agreed(data, pipeline)
-        self.journal = GatewayJournal(data / GATEWAY_JOURNAL)
+        durable = is_power(deployment.durability)
+        self.journal = GatewayJournal(data / GATEWAY_JOURNAL, durable)
         self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
-        self.logs = Logs(data / "logs")
+        self.logs = Logs(data / "logs", durable)
         self.role = GatewayRole(
             pipeline,
             self.logs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +25,9 @@ from whimbrel.control.remote import bare, offer, remote
 from whimbrel.control.server import Server
 from whimbrel.control.stage import Shape
 from whimbrel.control.tls import Tls
-from whimbrel.core.errors import Refused, Retry, UnknownName
+from whimbrel.core.errors import Refused, Retry, Stale, UnknownName
 from whimbrel.core.names import check_name
+from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import replace_text
@@ -71,9 +72,10 @@ class RemoteControl(Control):
         restores: bool = True,
         restore_to: Sequence[str] = (),
         tls: Tls | None = None,
+        accept_loss: Collection[str] = (),
     ) -> None:
         """`credentials`: by role, what it and the orchestrator know. `restores`: what dead sites had is restored by
-        itself, at these sites, or at any other."""
+        itself, at these sites, or at any other. `accept_loss`: instances that may begin anew."""
         there = {name: RemoteSite(name, credentials[site_role(name)], suspect, dead, tls) for name in deployment.sites}
         self.gateway = RemoteGateway(credentials[GATEWAY], suspect, dead, tls)
         self._greeted: dict[str, str | None] = {}
@@ -83,8 +85,9 @@ class RemoteControl(Control):
         self._suspect = suspect
         self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        logs, links = Logs(data / "logs"), deployment.links
+        logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
         super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
+        self.accept_loss = set(accept_loss)
         if restores and deployment.store is not None:
             self.policy = Policy(self, restore_to or None, App.clock_us)
 
@@ -151,7 +154,7 @@ class RemoteControl(Control):
         if self.policy is not None:
             states = {name: site.peer.state for name, site in self.sites.items()}
             gone = [name for name, site in self.sites.items() if site.peer.is_gone]
-            self.policy.look(gone, [name for name, state in states.items() if state == "alive"])
+            self.policy.look(gone, [name for name, state in states.items() if state == "alive"], self.stale())
         self._looked = time.monotonic()
 
     def _greet(self, name: str, site: RemoteSite) -> None:
@@ -160,7 +163,8 @@ class RemoteControl(Control):
         self.tell_places()
         with site.starting:
             for instance in self.instances_at(name):
-                site.start(instance, wait=False)
+                with suppress(Stale):  # the site reports it
+                    site.start(instance, wait=False)
         self._greeted[name] = life
 
     def _stop_strays(self, name: str, site: RemoteSite) -> None:
@@ -189,6 +193,7 @@ class OrchestratorProcess:
         restores: bool = True,
         restore_to: Sequence[str] = (),
         tls: Tls | None = None,
+        accept_loss: Collection[str] = (),
     ) -> None:
         """`port`: where users give orders. `tls`: for all its ports; users need no certificate of their own."""
         sites = deployment.sites
@@ -201,13 +206,14 @@ class OrchestratorProcess:
             check_name("site", name)
         links_of(sites, deployment.links)
         store_at(deployment.store, deployment.save_every)
+        is_power(deployment.durability)
         self._lock = lock_role(data, "orchestrator")
         self.data, self.journal = data, Journal(data / JOURNAL)
         claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
         deployment.save(self.journal)
         credentials = {role: credential(data, role) for role in [GATEWAY, *map(site_role, sites)]}
         self.control = RemoteControl(
-            pipeline, data, deployment, self.journal, credentials, suspect, dead, restores, restore_to, tls
+            pipeline, data, deployment, self.journal, credentials, suspect, dead, restores, restore_to, tls, accept_loss
         )
         self.api = bare("whimbrel orchestrator")
         offer(self.api, OrchestratorPort, self.control, credentials, check_caller)

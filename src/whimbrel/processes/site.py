@@ -16,6 +16,7 @@ from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.control.tls import Tls
 from whimbrel.core.errors import Retry, UnknownName
+from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import make_folder
@@ -40,16 +41,17 @@ class SiteProcess:
         self._lock = lock_role(data, f"site-{name}")
         self._life, secret = new_life(), credential(data, site_role(name))
         self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
-        self.logs = Logs(data / "logs")
+        durable = is_power(deployment.durability)
+        self.logs = Logs(data / "logs", durable)
         self.links = Links(
-            deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, here=[name]
+            deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, [name], durable
         )
         self.spark = session(f"{pipeline.name}-{name}")
         source = pipeline.make_source()
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
         make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
         disk = site_disk(name, data, deployment.reserve)
-        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk)
+        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk, durable)
         api = bare(f"whimbrel site {name}")
         offer(api, SitePort, self.site, secret)
         self.server = Server.between(api, tls)

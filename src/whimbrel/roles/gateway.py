@@ -30,7 +30,7 @@ from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
-from whimbrel.log import EmbeddedLog
+from whimbrel.log import EmbeddedLog, Log
 from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.codec import ROWS
 from whimbrel.log.disk import RESERVE, Disk, is_full
@@ -39,6 +39,7 @@ from whimbrel.log.reading import backlog
 from whimbrel.outlet.outlet import Outlet, Watch, Word
 from whimbrel.outlet.sinks import Sink, StageSink, Unfit
 from whimbrel.pipeline import Pipeline, Stage
+from whimbrel.roles.ages import check_posts, check_way_in, check_way_out
 from whimbrel.roles.restoring import Restoring, no_store
 from whimbrel.site.status import told
 
@@ -60,7 +61,16 @@ SAVE_EVERY = 5.0
 class StageFlow:
     """One stage: the gateway before its instances, and the outlet behind them."""
 
-    def __init__(self, role: GatewayRole, stage: Stage, intake: Intake, sinks: list[Sink], watch: Watch) -> None:
+    def __init__(
+        self,
+        role: GatewayRole,
+        stage: Stage,
+        intake: Intake,
+        sinks: list[Sink],
+        watch: Watch,
+        following: Log | None = None,
+    ) -> None:
+        """`following`: the ingress log of the next stage, if there is one."""
         self.stage, self.intake, self._role, self._logs, self._journal = stage, intake, role, role.logs, role.journal
         placed = role.decided.load(f"instances/{stage.name}")
         self.instances = list(wire.unpack(placed, dict[str, str])) if placed else []
@@ -68,7 +78,7 @@ class StageFlow:
         self.gateway = Gateway(
             Router(router_of(stage.name), RouteTable(next(iter(self.instances), f"{stage.name}-1"))),
             self._logs.log(f"ingress-{stage.name}"),
-            self._logs.log(f"keys-{stage.name}"),
+            self._logs.log(f"keys-{stage.name}", durable=True),
             self._logs.inbox,
             intake.schema,
             role.clock_us,
@@ -77,13 +87,20 @@ class StageFlow:
             keep=role.keep,
             stores=role.store is not None,
         )
-        self.gateway.recover(role.journal.load(f"router/{stage.name}"))
+        snapshot = role.journal.load(f"router/{stage.name}")
+        inboxes = {name: self._logs.inbox(name) for name in self.instances}
+        check_way_in(self.gateway.name, snapshot, self.gateway.ingress, inboxes)
+        self.gateway.recover(snapshot)
         self.savings = role.savings(stage, self.gateway)
         """If there is a central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
         self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
-        self.outlet.check(role.journal.load(f"outlet/{stage.name}"))
+        committed = role.journal.load(f"outlet/{stage.name}")
+        self.outlet.check(committed)
+        check_way_out(stage.name, committed, self._outboxes, following)
+        for name, outbox in self._outboxes.items():
+            check_posts(name, outbox, inboxes, self._logs.spools(), self._logs.savings(name).log)
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
@@ -132,8 +149,8 @@ class StageFlow:
             if self.savings is not None:
                 self.savings.wake()
 
-    def ingest(self, results: list[Result], number: int) -> None:
-        """Take in the results of the stage before."""
+    def ingest(self, results: list[Result], number: int) -> bool:
+        """Take in the results of the stage before; return whether there was a record among them."""
         good = []
         answers = self.intake.take([result.values for result in results])
         for place, (result, taken) in enumerate(zip(results, answers, strict=True), number * ROWS):
@@ -144,6 +161,7 @@ class StageFlow:
                 self._role.dead.put(taken, source, result.seq, result.values, writer=source, counter=place)
         if good:
             self.gateway.ingest(good, "stage before", number)
+        return bool(good)
 
     def tick(self) -> None:
         """Look how many records come in, and tell how late it is if the operator has timers."""
@@ -230,12 +248,16 @@ class GatewayRole:
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
-        self.dead = DeadLetters(logs.log("dead-letters"))
+        # Few are written, and nothing else would show that one is missing.
+        self.dead = DeadLetters(logs.log("dead-letters", durable=True))
         flows: list[StageFlow] = []
         sinks = pipeline.make_sinks()
+        for sink in sinks:
+            sink.durable = logs.durable
         for number, stage in reversed(list(enumerate(pipeline.stages))):
             last = number == len(pipeline.stages) - 1
-            flows.insert(0, StageFlow(self, stage, intakes[number], sinks, watch if last else _unseen))
+            following = None if last else flows[0].gateway.ingress
+            flows.insert(0, StageFlow(self, stage, intakes[number], sinks, watch if last else _unseen, following))
             sinks = [StageSink(flows[0].ingest)]
         self.flows = {flow.stage.name: flow for flow in flows}
         self.first, self.last = flows[0], flows[-1]

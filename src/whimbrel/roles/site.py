@@ -60,6 +60,7 @@ def query_maker(
             inbox_of=lambda to: logs.savings(instance) if to == STORE else links.inbox(instance, to),
             checkpoint=checkpoint,
             appended=partial(appended, name),
+            durable=logs.durable,
         )
 
     return make

@@ -78,7 +78,10 @@ class Links:
         site_of: Callable[[str], str],
         inbox_of: Callable[[str], Log],
         here: Collection[str] | None = None,
+        durable: bool = False,
     ) -> None:
+        """`durable`: what lies in a spool survives a power failure."""
+        self._durable = durable
         self._sites, self._links, self._folder = sites, links_of(sites, given), folder
         self._here = sites if here is None else here
         self._site_of, self._inbox_of = site_of, inbox_of
@@ -143,7 +146,7 @@ class Links:
         """An instance comes here: find what it has under way on links that begin elsewhere."""
         for pair in self._links:
             if pair[0] not in self._here and self._spool(pair).exists():
-                self._note(Spool(EmbeddedLog(self._spool(pair))), instance)
+                self._note(Spool(EmbeddedLog(self._spool(pair), durable=self._durable)), instance)
 
     def _note(self, spool: Spool, source: str | None = None) -> None:
         for position, sending in spool.sendings():
@@ -152,7 +155,9 @@ class Links:
 
     def _forwarder(self, pair: Pair) -> Forwarder:
         if pair not in self._forwarders:
-            forwarder = Forwarder(_name(pair), self._links[pair], EmbeddedLog(self._spool(pair)), self._inbox_of)
+            forwarder = Forwarder(
+                _name(pair), self._links[pair], EmbeddedLog(self._spool(pair), durable=self._durable), self._inbox_of
+            )
             self._note(forwarder)
             self._forwarders[pair] = forwarder
             if self._running:

@@ -27,6 +27,7 @@ from pathlib import Path
 from whimbrel.core.errors import Diverged, Full, Refused, Retry, Stale, Stop, Unavailable, Unstarted
 from whimbrel.log.backoff import pauses
 from whimbrel.log.disk import SIGNS, Disk, is_full
+from whimbrel.log.durability import sync, sync_tree
 from whimbrel.log.private import below
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
@@ -63,8 +64,11 @@ class Tries:
 class Site:
     """One place."""
 
-    def __init__(self, name: str, folder: Path, make: Make, links: Links, disk: Disk | None = None) -> None:
-        self.name, self.folder, self._make, self.links = name, folder, make, links
+    def __init__(
+        self, name: str, folder: Path, make: Make, links: Links, disk: Disk | None = None, durable: bool = False
+    ) -> None:
+        """`durable`: a checkpoint that was copied survives a power failure."""
+        self.name, self.folder, self._make, self.links, self._durable = name, folder, make, links, durable
         self._disk = disk or Disk(name, [folder])
         self._low: str | None = None
         """Why nothing is taken in at the moment."""
@@ -198,7 +202,11 @@ class Site:
             shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
             batch = Checkpoint(whole).planned
             (whole / COPIED).write_text(json.dumps({"batch": batch}), encoding="utf-8")
+            if self._durable:
+                sync_tree(whole)
             whole.rename(here)
+            if self._durable:
+                sync(here.parent)
         except (OSError, shutil.Error) as error:
             shutil.rmtree(whole, ignore_errors=True)  # a full disk needs the room
             raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error

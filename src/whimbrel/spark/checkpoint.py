@@ -12,12 +12,14 @@ would begin from nothing, or plan the same batches anew over other records. `che
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Stale
 from whimbrel.core.record import Said
 from whimbrel.log import Log
+from whimbrel.log.durability import sync
 from whimbrel.log.reading import LANES, Offset
 
 
@@ -26,6 +28,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._synced: set[Path] = set()
 
     @property
     def id(self) -> str | None:
@@ -65,6 +68,27 @@ class Checkpoint:
         """From where to where a batch goes in its inbox."""
         return self.end(batch - 1), self.end(batch)
 
+    def sync(self) -> None:
+        """Have all that lies here on the disk. Files here are written once: each is synced once."""
+        if not self._synced:
+            sync(self.folder.parent)
+        folders = [self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())]
+        for folder in folders:
+            fresh = [path for path in folder.iterdir() if path not in self._synced]
+            for path in fresh:
+                with suppress(FileNotFoundError):  # Spark removes what is old meanwhile
+                    sync(path)
+                    self._synced.add(path)
+            if fresh:
+                sync(folder)
+
+    def sync_commits(self) -> None:
+        """Have the last commit on the disk: only then the batch is never repeated."""
+        commits = self.folder / "commits"
+        with suppress(FileNotFoundError):
+            sync(commits / str(self.committed))
+            sync(commits)
+
     def check(self, instance: str, inbox: Log, outbox: Log) -> None:
         """Raise `Stale` unless checkpoint, inbox and outbox of an instance are of the same age."""
         said, planned, id = last_said(outbox), self.planned, self.id
@@ -85,6 +109,11 @@ class Checkpoint:
             raise Stale(
                 f"the checkpoint of {instance} at {self.folder} is old: it knows batches up to {planned}, the outbox "
                 f"has batch {spoken} of it. " + _way_out(instance)
+            )
+        if spoken < self.committed:
+            raise Stale(
+                f"the outbox of {instance} lacks its last entries: its checkpoint at {self.folder} has done batch "
+                f"{self.committed}, the outbox ends with batch {spoken}. " + _way_out(instance)
             )
         end, done = self.end(planned), self.end(self.committed)
         for name, lane in LANES.items():

@@ -107,8 +107,11 @@ class StageQuery:
         inbox_of: Callable[[str], Appendable],
         checkpoint: str | Path,
         appended: Callable[[], None] = lambda: None,
+        durable: bool = False,
     ) -> None:
+        """`durable`: what a batch has done survives a power failure before anybody hears of it."""
         takes_context(spec.operator)
+        self._durable = durable
         self.spark, self.spec, self.checkpoint = spark, spec, str(checkpoint)
         self._inbox, self._outbox, self._inbox_of, self._appended = str(inbox), outbox, inbox_of, appended
         self._query: StreamingQuery | None = None
@@ -129,7 +132,8 @@ class StageQuery:
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
         hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
         name = type(self.spec.operator).__name__
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range, name)
+        synced = saved.sync if self._durable else lambda: None
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range, name, synced)
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -172,7 +176,7 @@ class StageQuery:
 
     def _nudge(self) -> int:
         """Give it a batch to do, which also says that it was started; return where the control lane ends then."""
-        log = open_log(self._inbox)
+        log = open_log(self._inbox, self._durable)
         blob = encode_posts([(Kind.NUDGE, EVERY_BIN, b"")])
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         return log.tail(Lane.CONTROL)
@@ -278,6 +282,7 @@ class StageQuery:
             pace_ms=round(self.trigger_ms),
             folder=self._folder,
             nearby=self._nearby.name,
+            checkpoint=self.checkpoint if self._durable else "",
         )
         source = self.spark.readStream.format(FORMAT).options(**told.options()).load()
         if spec.prepare is None:

@@ -3,7 +3,8 @@
 The last station inside Spark. It collects the few rows the groups made of the batch and appends, in this order:
 
     1. posts     to the control lane of each inbox they go to, all of one destination in one entry
-    2. outbox    one entry with the results and notices of all groups, and the range of the inbox they come from
+    2. outbox    one entry with the results and notices of all groups, the range of the inbox they come from, and up to
+                 which batch it has posted to whom: also if it says nothing, so that a missing entry shows
 
 Spark repeats a batch that it cannot prove to have finished, under the same batch id. So both appends are numbered with
 the batch id, and a log takes each number of a writer once, and compares what is repeated. The writer is the instance
@@ -53,51 +54,53 @@ class Sink:
         nearby: Nearby = NOWHERE,
         ranges: Ranges = lambda batch_id: ({}, {}),
         operator: str = "the operator",
+        synced: Callable[[], None] = lambda: None,
     ) -> None:
         """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries.
-        `nearby`: where workers leave what is large. `operator`: its name, for errors."""
+        `nearby`: where workers leave what is large. `operator`: its name, for errors. `synced` is called before
+        anything is appended: it makes what the checkpoint has of the batch survive a power failure, if asked."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
-        self._ranges, self._operator = ranges, operator
+        self._ranges, self._operator, self._synced = ranges, operator, synced
         self._appended, self._hurry = appended, hurry
         self._nearby = nearby
         self._hurrying: set[int] = set()
-        self._reached: Offset | None = None
-        """Up to where the last entry of the outbox goes in the inbox; None: not looked up yet."""
+        self._last: Said | None = None
+        """The last entry of the outbox, without what it says; None: not looked up yet."""
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
         rows = self._rows(batch)
         start, end = self._ranges(batch_id)
-        if rows:
-            self._check(batch_id, start)
+        before = self._before(batch_id, start)
+        self._synced()
         posts = [row for row in rows if row._kind == POSTS]
-        for destination in sorted({row._to for row in posts}):
+        destinations = sorted({row._to for row in posts})
+        for destination in destinations:
             self._post(destination, [row._body for row in posts if row._to == destination], batch_id)
         outgoing = [row for row in rows if row._kind == OUTGOING]
-        if outgoing:
-            count = sum(row._count for row in outgoing)
-            blob = join_outgoing([row._body for row in outgoing], start, end)
-            try:
-                self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
-            except Diverged as error:
-                raise Diverged(self._difference(batch_id, blob) or str(error)) from error
-            self._reached = end
+        count = sum(row._count for row in outgoing)
+        posted = {**before.posted, **dict.fromkeys(destinations, batch_id)}
+        blob = join_outgoing([row._body for row in outgoing], start, end, posted)
+        try:
+            self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+        except Diverged as error:
+            raise Diverged(self._difference(batch_id, blob) or str(error)) from error
+        self._last = Said([], start, end, posted)
         if rows:
             self._note_hurry(rows)
             self._appended()
 
-    def _check(self, batch_id: int, start: Offset) -> None:
-        """Raise `Diverged` if a new batch begins where another one has been."""
-        if self._reached is None:
-            self._reached = last_said(self._outbox).end
+    def _before(self, batch_id: int, start: Offset) -> Said:
+        """The last entry of the outbox, without what it says. Raises `Diverged` if a new batch begins in it."""
+        last = self._last or last_said(self._outbox)
         if batch_id <= self._outbox.counter(self._writer()):
-            return  # a repetition: the log compares it
-        behind = {lane: at for lane, at in start.items() if at < self._reached.get(lane, 0)}
-        if behind:
+            return last  # a repetition: the log compares it
+        if any(at < last.end.get(lane, 0) for lane, at in start.items()):
             raise Diverged(
                 f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, where an earlier one has been: "
-                f"the last entry of its outbox reaches to {self._reached}. Its checkpoint is older than its outbox"
+                f"the last entry of its outbox reaches to {last.end}. Its checkpoint is older than its outbox"
             )
+        return last
 
     def _difference(self, batch_id: int, blob: bytes) -> str | None:
         """What a repeated batch says differently from the first time, if both can be seen."""
@@ -151,9 +154,9 @@ def _shown(result: Result | None) -> str:
     return "nothing" if result is None else f"{result.values} (seq {result.seq})"
 
 
-def join_outgoing(encoded: list[bytes], start: Offset, end: Offset) -> bytes:
+def join_outgoing(encoded: list[bytes], start: Offset, end: Offset, posted: dict[str, int] | None = None) -> bytes:
     """An outbox entry, `Said`, of several groups' encoded `Outgoing`s, without decoding them."""
-    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end))
+    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((posted or {}).items()))))
 
 
 def outgoing(entry: Entry) -> list[Outgoing]:

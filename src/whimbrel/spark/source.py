@@ -34,6 +34,7 @@ from whimbrel.log import EmbeddedLog, Entry, Lane, Log
 from whimbrel.log.codec import ROWS, decode, entry_schema
 from whimbrel.log.reading import LANES, Offset, is_halted, is_hurried, note_applied
 from whimbrel.spark.bundle import DDL, bundle
+from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.events import PLACE
 from whimbrel.spark.nearby import Nearby
 
@@ -47,6 +48,7 @@ GLANCE = 0.02
 """Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
 
 NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
+TEXTS = ("folder", "nearby", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,22 @@ class Reading:
     """Where the reader says how far it is, and is told to halt (log/reading.py)."""
     nearby: str = ""
     """The folder for large blobs."""
+    checkpoint: str = ""
+    """Where the checkpoint lies, if it must be on the disk before the inbox is trimmed."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
         schema = self.schema.serialize().to_pybytes().hex()
         numbers = {name: str(int(getattr(self, name))) for name in NUMBERS}
-        return {"path": self.path, "schema": schema, "folder": self.folder, "nearby": self.nearby, **numbers}
+        return {"path": self.path, "schema": schema, **{name: getattr(self, name) for name in TEXTS}, **numbers}
 
     @staticmethod
     def of(options: Any) -> Reading:
         """Back from Spark's options."""
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
         groups, most, rows, trim, pace_ms = (int(options[name]) for name in NUMBERS)
-        folders = options["folder"], options["nearby"]
-        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), pace_ms, *folders)
+        texts = (options[name] for name in TEXTS)
+        return Reading(options["path"], schema, groups, most, bool(rows), bool(trim), pace_ms, *texts)
 
 
 class InboxSource(DataSource):
@@ -169,6 +173,8 @@ class InboxReader(DataSourceStreamReader):
             return
         for name, lane in LANES.items():
             if end[name] - self._trimmed[name] >= TRIM_EVERY:
+                if self.reading.checkpoint:
+                    Checkpoint(self.reading.checkpoint).sync_commits()
                 open_log(self.reading.path).trim(end[name], lane)
                 self._trimmed[name] = end[name]
 
@@ -214,12 +220,12 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 # ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────
 
-_logs: dict[str, Log] = {}
+_logs: dict[tuple[str, bool], Log] = {}
 
 
-def open_log(path: str) -> Log:
+def open_log(path: str, durable: bool = False) -> Log:
     """The log at a path, opened once a process: readers are made anew for each task."""
-    log = _logs.get(path)
+    log = _logs.get((path, durable))
     if log is None:
-        log = _logs[path] = EmbeddedLog(Path(path), create=True)
+        log = _logs[path, durable] = EmbeddedLog(Path(path), create=True, durable=durable)
     return log

@@ -1,0 +1,108 @@
+"""The ages of a stage's logs and snapshots, compared before anything starts: whether one lacks what another relies on.
+
+After a power failure without `durability="power"`, with a restored backup or a copied file, logs lack their last
+entries, each a little differently. Then new records would get numbers that others know already, and be dropped as
+repetitions. So what each one says of the others must hold:
+
+    snapshot of the router     the ingress log reaches up to it, and has not been trimmed beyond it;
+                               each inbox has what was routed to it until then
+    inbox                      the ingress log has what the inbox was given
+    commit of the outlet       each outbox reaches up to it, and has not been trimmed beyond it;
+                               the next stage has what was handed on until then, and no more
+    outbox                     each inbox, spool and store spool has what was posted until its last entry
+
+What Spark's checkpoint must fit is compared where it lies (spark/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Stale
+from whimbrel.core.record import Said
+from whimbrel.core.saving import STORE
+from whimbrel.gateway.gateway import Snapshot
+from whimbrel.log.codec import ROWS
+from whimbrel.log.contract import Lane, Log
+from whimbrel.outlet.outlet import Commit
+from whimbrel.outlet.sinks import StageSink
+from whimbrel.site.forwarder import number
+
+
+def check_way_in(router: str, blob: bytes | None, ingress: Log, inboxes: Mapping[str, Log]) -> None:
+    """Raise `Stale` unless a router's snapshot, its ingress log and the inboxes behind it fit."""
+    saved = wire.unpack(blob, Snapshot) if blob is not None else None
+    at, given = (saved.position, saved.given) if saved is not None else (0, {})
+    head, tail = ingress.head(), ingress.tail()
+    if at > tail:
+        raise _stale(f"the ingress log of {router}", f"a snapshot of the router stands at {at}, the log ends at {tail}")
+    if at < head:
+        raise _stale(f"the snapshot of {router}", f"it stands at {at}, the ingress log was trimmed up to {head}")
+    for name, inbox in inboxes.items():
+        last = inbox.counter(router)
+        if last // ROWS >= tail:
+            lacks = f"the inbox of {name} has what stood at {last // ROWS}, the log ends at {tail}"
+            raise _stale(f"the ingress log of {router}", lacks)
+        if last < given.get(name, -1):
+            lacks = f"{router} had given it position {given[name] // ROWS}, it ends with {last // ROWS}"
+            raise _stale(f"the inbox of {name}", lacks)
+
+
+def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], following: Log | None) -> None:
+    """Raise `Stale` unless an outlet's commit fits the outboxes before it and the ingress log of the next stage."""
+    saved = wire.unpack(blob, Commit) if blob is not None else None
+    for name, outbox in outboxes.items():
+        at, head, tail = saved.positions.get(name, 0) if saved is not None else 0, outbox.head(), outbox.tail()
+        if at > tail:
+            raise _stale(f"the outbox of {name}", f"the outlet has delivered up to {at}, it ends at {tail}")
+        if at < head:
+            raise _stale(f"the commit of the outlet of {stage}", f"it stands at {at} of {name}, trimmed up to {head}")
+    if following is not None:
+        mark: Mapping[str, Any] = saved.marks[0] if saved is not None else {"taken": -1, "number": 0, "pending": []}
+        taken, last = mark["taken"], following.counter("stage before")
+        if last < taken:
+            lacks = f"{stage} has handed on number {taken}, it ends with {last}"
+            raise _stale(f"the ingress log behind {stage}", lacks)
+        if last >= mark["number"] + -(-len(mark["pending"]) // StageSink.MOST):
+            lacks = f"it has handed on up to number {mark['number']}, the next stage has {last}"
+            raise _stale(f"the commit of the outlet of {stage}", lacks)
+
+
+def check_posts(
+    instance: str, outbox: Log, inboxes: Mapping[str, Log], spools: Sequence[Log], store: Log | None
+) -> None:
+    """Raise `Stale` unless what an instance has posted is where it went, or has come from there."""
+    if outbox.tail() == outbox.head():
+        return
+    said = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, Said)
+    for to, batch in said.posted.items():
+        if to == STORE:
+            if store is not None and max(_counters(store, instance, ""), default=-1) < batch:
+                raise _stale(f"the savings of {instance}", f"it has posted some in batch {batch}")
+        elif to in inboxes and not _has(inboxes[to], spools, instance, to, batch):
+            raise _stale(f"the inbox of {to}", f"{instance} has posted to it in batch {batch}")
+
+
+def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, batch: int) -> bool:
+    """Whether posts of a batch are in the inbox they go to, or wait in a spool before it."""
+    if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= number(batch, 0):
+        return True
+    waiting = (spool for spool in spools if spool.head() < spool.tail())
+    return any(counter >= batch for spool in waiting for counter in _counters(spool, instance, f" to {to}"))
+
+
+def _counters(log: Log, instance: str, end: str, lane: Lane = Lane.DATA) -> Iterator[int]:
+    """The last counters of all checkpoints that an instance has had."""
+    for writer, counter in log.writers(lane).items():
+        if writer.startswith(f"{instance}@") and writer.endswith(end):
+            yield counter
+
+
+def _stale(what: str, lacks: str) -> Stale:
+    return Stale(
+        f"{what} lacks its last part: {lacks}. After a power failure, or with files of different moments, put back a "
+        'copy of the whole data directory of one moment, or start anew with another one; with durability="power" this '
+        "does not happen"
+    )

@@ -1,0 +1,175 @@
+"""Logs and snapshots of different moments: a start refuses them and names what is missing. Nothing goes on in silence.
+
+A data directory is filled by hand, as two stages would, and then one of its files at a time is put back to an earlier
+moment, as after a power failure or with a restored backup.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whimbrel as wb
+from tests.app.waiting import until
+from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.core import wire
+from whimbrel.core.errors import Corrupt, Stale
+from whimbrel.core.operator import Emit
+from whimbrel.core.record import Outgoing, Result, Said
+from whimbrel.log import Lane
+from whimbrel.log.codec import encode_posts
+from whimbrel.log.folder import Logs
+from whimbrel.roles.gateway import GatewayRole
+from whimbrel.site.forwarder import number
+
+
+class Same(wb.Operator):
+    """Hands on what it gets."""
+
+    def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
+        emit(key=key)
+
+
+class House:
+    """A gateway's role over a data directory, and an instance of its first stage, by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.rows = [{"key": f"k{n}"} for n in range(40)]
+        job = wb.Pipeline("ages", wb.Items(self.rows, "key string", 20_000), key="key")
+        self.job = job.stage("one", Same()).stage("two", Same(), key="key", schema="key string")
+        self.job.sink(wb.Csv(folder / "out.csv"))
+        journal = Journal(self.data / JOURNAL)
+        for stage in ("one", "two"):
+            journal.save(f"instances/{stage}", wire.pack({f"{stage}-1": "cloud"}))
+        journal.close()
+
+    def open(self) -> GatewayRole:
+        """The role, from what lies there; it does not run yet."""
+        self.logs, self.journal = Logs(self.data / "logs"), GatewayJournal(self.data / GATEWAY_JOURNAL)
+        return GatewayRole(
+            self.job,
+            self.logs,
+            self.journal,
+            JournalReader(self.data / JOURNAL),
+            lambda stage, notice: None,
+            lambda: 1_000_000,
+            keep=False,
+            max_backlog=1000,
+            watch=lambda results, now_us: None,
+        )
+
+    def close(self) -> None:
+        self.logs.close()
+        self.journal.close()
+
+    def live(self, batch: int, *, feeds: bool = False) -> None:
+        """One life: take rows in, let the instance of the first stage say something, deliver it, and stop."""
+        role = self.open()
+        role.start()
+        if feeds:
+            role.feed.start()
+            assert role.feed.ended.wait(30)
+        else:
+            role.first.gateway.ingest([("late", ("late",), None)], "by hand", batch)
+        results = [Result("k", 0, batch, n, 1, 1, {"key": f"r{n}"}) for n in range(5)]
+        who: dict[str, Any] = {"writer": "one-1@x", "counter": batch}
+        posts = encode_posts([(5, 0, b"parcel %d" % batch)])
+        self.logs.inbox("two-1").append(posts, count=1, writer="one-1@x", counter=number(batch), lane=Lane.CONTROL)
+        said = Said([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"two-1": batch})
+        self.logs.outbox("one-1").append(wire.pack(said), count=5, **who)
+        role.first.outlet.wake()
+        until(lambda: role.first.outlet.delivered == 5 * (batch + 1), "it is delivered")
+        assert role.save("one")
+        assert role.save("two")
+        for end in [*role.ends(), *role.outlet_ends()]:
+            end()
+        self.close()
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A data directory at an earlier and at a later moment."""
+    folder = tmp_path_factory.mktemp("ages")
+    house = House(folder)
+    house.live(0, feeds=True)
+    shutil.copytree(house.data, folder / "earlier")
+    house.live(1)
+    house.data.rename(folder / "later")
+    return folder / "earlier", folder / "later"
+
+
+@pytest.fixture
+def house(moments: tuple[Path, Path], tmp_path: Path) -> House:
+    house = House(tmp_path)
+    shutil.rmtree(house.data)
+    shutil.copytree(moments[1], house.data)
+    (tmp_path / "out.csv").write_text("")
+    return house
+
+
+def put_back(house: House, moments: tuple[Path, Path], name: str) -> None:
+    """Let one file be as it was at the earlier moment."""
+    for path in house.data.rglob(f"{name}*"):
+        path.unlink()
+    for path in moments[0].rglob(f"{name}*"):
+        shutil.copy(path, house.data / path.relative_to(moments[0]))
+
+
+def test_a_whole_directory_of_one_moment_starts(house: House, moments: tuple[Path, Path]) -> None:
+    for moment in moments:
+        shutil.rmtree(house.data)
+        shutil.copytree(moment, house.data)
+        house.open()
+        house.close()
+
+
+WHICH: list[tuple[str, str]] = [
+    ("ingress-one.db", r"the ingress log of gateway-one lacks its last part: .* router stands at \d+, the log ends at"),
+    ("ingress-two.db", r"the ingress log of gateway-two lacks its last part"),
+    ("inbox-one-1.db", r"the inbox of one-1 lacks its last part: gateway-one had given it position"),
+    ("inbox-two-1.db", r"the inbox of two-1 lacks its last part"),
+    ("outbox-one-1.db", r"the outbox of one-1 lacks its last part: the outlet has delivered up to 2, it ends at 1"),
+    ("gateway.db", r"lacks its last part"),
+]
+
+
+@pytest.mark.parametrize(("name", "told"), WHICH, ids=[name for name, _ in WHICH])
+def test_a_file_of_an_earlier_moment_is_refused(house: House, moments: tuple[Path, Path], name: str, told: str) -> None:
+    put_back(house, moments, name)
+    with pytest.raises(Stale, match=told):
+        house.open()
+
+
+def gone(house: House) -> None:
+    for path in (house.data / "logs").glob("inbox-two-1.db*"):
+        path.unlink()
+
+
+def without_posts(house: House) -> None:
+    """The data lane is as it was, and what was posted is not there."""
+    logs = Logs(house.data / "logs")
+    old = logs.inbox("two-1")
+    kept = [(entry, writer) for entry in old.read(0) for writer in old.writers()]
+    counters = old.writers()
+    logs.close()
+    gone(house)
+    logs = Logs(house.data / "logs")
+    anew = logs.inbox("two-1")
+    for entry, writer in kept:
+        anew.append(entry.blob, count=entry.records, writer=writer, counter=entry.position * (1 << 20))
+    for writer, counter in counters.items():
+        if anew.counter(writer) < counter:
+            anew.append(b"", count=0, writer=writer, counter=counter)
+    logs.close()
+
+
+@pytest.mark.parametrize("spoil", [gone, without_posts])
+def test_posts_that_are_missing_are_noticed(house: House, spoil: Callable[[House], None]) -> None:
+    spoil(house)
+    with pytest.raises((Stale, Corrupt), match="the inbox of two-1 lacks its last part"):
+        house.open()
