@@ -638,6 +638,46 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
     journal.close()
 
 
+class Mortal:
+    """A connection whose process dies at one of its statements, and says nothing more."""
+
+    def __init__(self, db: sqlite3.Connection, at: int) -> None:
+        self.db, self.left = db, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+    def execute(self, *statement: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.db.execute(*statement)
+
+
+@pytest.mark.parametrize("floor", [0, 1 << 20], ids=["written anew", "noted"])
+def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floor: int
+) -> None:
+    monkeypatch.setattr("whimbrel.control.journal.FLOOR", floor)
+    monkeypatch.setattr("whimbrel.control.journal.GROWTH", 0)
+    states = []
+    for at in range(12):
+        path = tmp_path / f"{at}.db"
+        journal = GatewayJournal(path)
+        journal.keep("outlet/s", b"1", {"a": 1, "b": 1})
+        journal._db = Mortal(journal._db, at)  # type: ignore[assignment]
+        try:
+            journal.keep("outlet/s", b"2", {"a": 2})
+        except KeyboardInterrupt:
+            states.append("died")
+        journal.close()
+        again = GatewayJournal(path)
+        found = (again.load("outlet/s"), again.reached("outlet/s"))
+        assert found in [(b"1", {"a": 1, "b": 1}), (b"2", {"a": 2, "b": 1})]
+        again.close()
+    assert 3 < len(states) < 12
+
+
 def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     Journal(path).close()

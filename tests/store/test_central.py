@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from tests.store.objects import ALL, Memory, loaded, numbers, saving, version
+from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
 from whimbrel.core.keys import bin_of, selection_of
 from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version, names
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Place
+from whimbrel.store.version import Segment
 
 
 def filled(store: CentralStore) -> None:
@@ -433,6 +436,18 @@ def test_even_a_segment_with_the_same_keys_and_sizes_is_noticed_in_another_ones_
     memory.blobs[own] = memory.blobs[other]
     with pytest.raises(Corrupt, match="holds other versions"):
         loaded(store)
+
+
+def test_a_segment_of_the_right_name_that_is_not_what_its_index_lists_is_noticed() -> None:
+    """Another try of the same saving, say: each version is sound, and it is not the one that counts."""
+    memory = Memory()
+    store = CentralStore(memory)
+    store.write("s", saving(1, version("a", 1), version("b", 1)))
+    (name,) = memory.names("s/segments")
+    for others in ([version("a", 1)], [version("a", 2), version("b", 1)], [version("b", 1), version("a", 1)]):
+        memory.blobs[name] = wire.pack(Segment(name, msgspec.Raw(wire.encode(others))))
+        with pytest.raises(Corrupt, match=f"{name} holds other versions than its index says"):
+            loaded(store)
 
 
 def test_luggage_is_opaque() -> None:
