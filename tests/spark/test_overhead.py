@@ -21,7 +21,7 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Record
 from whimbrel.spark.processor import GroupProcessor
 
-MOST = 1.1
+MOST = 1.05
 """Lines of a movable part for one of a bare one. It was 1.02 when this was written."""
 
 
