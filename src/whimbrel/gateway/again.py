@@ -8,7 +8,7 @@ from whimbrel.core.record import Record
 from whimbrel.log import codec
 from whimbrel.log.contract import Entry, Log
 
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 """Bytes of entries in memory at once; one entry at least."""
 
 
