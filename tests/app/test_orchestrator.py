@@ -520,6 +520,26 @@ def test_a_turn_that_was_due_when_the_orchestrator_died_begins_with_its_successo
     assert house.phase("m1/2") == "holding"
 
 
+def test_a_turn_that_cannot_be_journalled_when_it_is_due_begins_later_and_what_was_heard_was_heard(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.migrate("fluid", plan=TURNS)
+    *first, last = through("m1/1")
+    house.hear(*first)
+    write, full = house.journal.write, [True]
+
+    def fail(*migrations: Migration, answer: object = None) -> None:
+        if full and migrations[0].move.id == "m1/2":
+            raise Unavailable("the disk is full")
+        write(*migrations)
+
+    monkeypatch.setattr(house.journal, "write", fail)
+    house.hear(last)  # and raises nothing: this notice is journalled
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["done", "ordered"]
+    full.clear()
+    until(lambda: house.phase("m1/2") == "holding", "the watch to try again")
+
+
 def test_a_later_turn_has_its_whole_time_from_when_it_begins(house: House, moment: SimpleNamespace) -> None:
     house.migrate("fluid", plan=TURNS, deadline=60.0)
     moment.now = 50.0

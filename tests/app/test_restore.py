@@ -21,7 +21,7 @@ from whimbrel.control.orchestrator import RestoreOrder
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.protocols.machine import Loaded, Migration
+from whimbrel.core.protocols.machine import Abandoned, Loaded, Migration
 from whimbrel.core.record import Aborted, Evicted, Kind, Luggage, Move, Opened, Parcel, Ready, Unreadable
 from whimbrel.core.router import NOBODY, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
@@ -220,6 +220,41 @@ def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Save
     house.restart()
     assert house.coordinator.migrations["m1"].ended_by == "m2"
     assert house.phase("m2") != "aborted"
+
+
+def test_what_was_still_to_be_said_of_a_move_that_has_ended_is_not_said(
+    house: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, away = house.gateway.command, [True]
+
+    def fail(order: Any) -> None:
+        if away:
+            raise Unavailable("nobody is there")
+        assert order.move.id == "m2", "m1 has ended"
+        command(order)
+
+    monkeypatch.setattr(house.gateway, "command", fail)
+    house.migrate("push")
+    until(lambda: house.orchestrator.waiting_of("s").keys() == {"m1"}, "its first command to fail")
+    assert house.restore().move.ends == {"m1"}
+    away.clear()
+    until(lambda: house.loads == [("m2", None)], "the restoration to go on")
+    until(lambda: house.orchestrator._workers.is_idle, "everything to be done")
+    assert (house.orchestrator.error, house.orchestrator.waiting) == (None, {})
+
+
+@pytest.mark.parametrize("phase", ["fencing", "loading"])
+def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(house: Saved, phase: str) -> None:
+    """The outlet, or the store, could not do it before; and now another attempt may be under way."""
+    refusals: list[Exception] = [Retry("not yet")] * 10_000
+    house.unfenced, house.unloaded = (refusals, []) if phase == "fencing" else ([], refusals)
+    migration = house.restore()
+    until(lambda: house.phase() == phase and house.orchestrator.waiting_of("s"), f"{phase} to fail")
+    before = list(house.fences)
+    house.orchestrator.tell("s", "m1", Abandoned("enough"))
+    refusals.clear()
+    until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "what comes behind it")
+    assert (house.fences, house.loads, migration.reason) == (before, [], "enough")
 
 
 def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
