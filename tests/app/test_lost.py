@@ -23,6 +23,7 @@ from whimbrel.control.policy import Policy
 from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols.machine import Migration
+from whimbrel.core.router import NOBODY
 from whimbrel.log.contract import Lane
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import note_applied
@@ -291,6 +292,32 @@ def test_without_a_store_nothing_is_restored(tmp_path: Path) -> None:
         assert not house.stage.coordinator.migrations
     finally:
         house.end()
+
+
+def test_no_checkpoint_is_made_while_keys_have_no_owner(house: House) -> None:
+    """Whoever has others saves, and that says nothing of those that nobody has."""
+    house.send()
+    house.run(house.control.migrate("sum", to="edge-1", share=0.5))
+    number = house.save()
+    savings = house.role.first.savings
+    assert savings is not None
+    house.control.dead = {"cloud"}
+    handle = house.control.migrate("sum", to="edge-2", at="cloud")
+    until(lambda: handle.outcome == "loading", "the fence")
+    assert house.role.first.gateway.owners() == {"sum-2", NOBODY}
+    for amount in (10, 100):
+        house.send(amount)
+        savings.order()
+        until(lambda: savings.status().under_way_bytes == 0 and not savings._is_asked.is_set(), "the order")
+        house.batch("sum-2")
+        until(lambda: {("sum-2", part) for part in range(PARTS)} <= savings._sealed, "all that has an owner is saved")
+        savings.wake()
+    until(lambda: savings._wake.is_set() is False, "one more look at it")
+    assert savings.status().checkpoint == number
+    house.run(handle)
+    house.send(1000)
+    assert house.save() == number + 1
+    until(house.is_exact, "every result once")
 
 
 # ── By itself ────────────────────────────────────────────────────────────────────────────────────────────────────────

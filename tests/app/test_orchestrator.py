@@ -520,6 +520,26 @@ def test_a_turn_that_was_due_when_the_orchestrator_died_begins_with_its_successo
     assert house.phase("m1/2") == "holding"
 
 
+def test_a_turn_that_cannot_be_journalled_when_it_is_due_begins_later_and_what_was_heard_was_heard(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.migrate("fluid", plan=TURNS)
+    *first, last = through("m1/1")
+    house.hear(*first)
+    write, full = house.journal.write, [True]
+
+    def fail(*migrations: Migration, answer: object = None) -> None:
+        if full and migrations[0].move.id == "m1/2":
+            raise Unavailable("the disk is full")
+        write(*migrations)
+
+    monkeypatch.setattr(house.journal, "write", fail)
+    house.hear(last)  # and raises nothing: this notice is journalled
+    assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["done", "ordered"]
+    full.clear()
+    until(lambda: house.phase("m1/2") == "holding", "the watch to try again")
+
+
 def test_a_later_turn_has_its_whole_time_from_when_it_begins(house: House, moment: SimpleNamespace) -> None:
     house.migrate("fluid", plan=TURNS, deadline=60.0)
     moment.now = 50.0
@@ -636,6 +656,46 @@ def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
     assert journal.load("outlet/s") == b"399"
     assert most < 6 * len(wire.pack(truth)) < 400 * len(wire.pack({"k1": 1}))
     journal.close()
+
+
+class Mortal:
+    """A connection whose process dies at one of its statements, and says nothing more."""
+
+    def __init__(self, db: sqlite3.Connection, at: int) -> None:
+        self.db, self.left = db, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+    def execute(self, *statement: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.db.execute(*statement)
+
+
+@pytest.mark.parametrize("floor", [0, 1 << 20], ids=["written anew", "noted"])
+def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floor: int
+) -> None:
+    monkeypatch.setattr("whimbrel.control.journal.FLOOR", floor)
+    monkeypatch.setattr("whimbrel.control.journal.GROWTH", 0)
+    states = []
+    for at in range(12):
+        path = tmp_path / f"{at}.db"
+        journal = GatewayJournal(path)
+        journal.keep("outlet/s", b"1", {"a": 1, "b": 1})
+        journal._db = Mortal(journal._db, at)  # type: ignore[assignment]
+        try:
+            journal.keep("outlet/s", b"2", {"a": 2})
+        except KeyboardInterrupt:
+            states.append("died")
+        journal.close()
+        again = GatewayJournal(path)
+        found = (again.load("outlet/s"), again.reached("outlet/s"))
+        assert found in [(b"1", {"a": 1, "b": 1}), (b"2", {"a": 2, "b": 1})]
+        again.close()
+    assert 3 < len(states) < 12
 
 
 def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ No Spark: gateway and journal are real, the store is a dictionary, and what inst
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,21 @@ import pytest
 
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
+from tests.store.objects import Memory
 from whimbrel.control.orchestrator import RestoreOrder
+from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
-from whimbrel.core.protocols.machine import Loaded, Migration
-from whimbrel.core.record import Aborted, Evicted, Move, Opened, Ready, Unreadable
-from whimbrel.core.router import NOBODY, Restore
+from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.protocols.machine import Abandoned, Loaded, Migration
+from whimbrel.core.record import Aborted, Evicted, Kind, Luggage, Move, Opened, Parcel, Ready, Unreadable
+from whimbrel.core.router import NOBODY, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.intake import parse_schema
+from whimbrel.log import codec
 from whimbrel.log.contract import Lane
+from whimbrel.log.memory import MemoryLog
+from whimbrel.roles.restoring import Restoring
+from whimbrel.store import CentralStore, Saving, Version
 
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
 OPENED = [Opened("m1", "s-2", part, 2, replayed=5, silent=3) for part in range(2)]
@@ -175,15 +184,18 @@ def test_a_log_that_cannot_be_read_again_ends_the_attempt_and_the_keys_can_be_re
     until(lambda: house.loads == [("m1", None)], "loaded")
     unreadable = "m1 needs all records of gateway from position 0 on: position 0 was trimmed"
 
+    asked = threading.Event()
+
     def refuse(command: Any) -> None:
-        if not by_notice and isinstance(command, Restore):
+        assert isinstance(command, Restore)
+        asked.set()
+        if not by_notice:
             raise Stop(unreadable)
-        if not isinstance(command, Restore):
-            Gateway.command(house.gateway, command)
 
     with monkeypatch.context() as patch:
         patch.setattr(house.gateway, "command", refuse)
         tell(house, *READY)
+        assert asked.wait(30)
         if by_notice:
             tell(house, Unreadable("m1", "gateway", unreadable))
         until(lambda: migration.phase == "aborted", "aborted")
@@ -210,6 +222,41 @@ def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Save
     assert house.phase("m2") != "aborted"
 
 
+def test_what_was_still_to_be_said_of_a_move_that_has_ended_is_not_said(
+    house: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, away = house.gateway.command, [True]
+
+    def fail(order: Any) -> None:
+        if away:
+            raise Unavailable("nobody is there")
+        assert order.move.id == "m2", "m1 has ended"
+        command(order)
+
+    monkeypatch.setattr(house.gateway, "command", fail)
+    house.migrate("push")
+    until(lambda: house.orchestrator.waiting_of("s").keys() == {"m1"}, "its first command to fail")
+    assert house.restore().move.ends == {"m1"}
+    away.clear()
+    until(lambda: house.loads == [("m2", None)], "the restoration to go on")
+    until(lambda: house.orchestrator._workers.is_idle, "everything to be done")
+    assert (house.orchestrator.error, house.orchestrator.waiting) == (None, {})
+
+
+@pytest.mark.parametrize("phase", ["fencing", "loading"])
+def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(house: Saved, phase: str) -> None:
+    """The outlet, or the store, could not do it before; and now another attempt may be under way."""
+    refusals: list[Exception] = [Retry("not yet")] * 10_000
+    house.unfenced, house.unloaded = (refusals, []) if phase == "fencing" else ([], refusals)
+    migration = house.restore()
+    until(lambda: house.phase() == phase and house.orchestrator.waiting_of("s"), f"{phase} to fail")
+    before = list(house.fences)
+    house.orchestrator.tell("s", "m1", Abandoned("enough"))
+    refusals.clear()
+    until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "what comes behind it")
+    assert (house.fences, house.loads, migration.reason) == (before, [], "enough")
+
+
 def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     house.migrate("push")
     house.wait_for("BEGIN")
@@ -227,3 +274,49 @@ def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pyte
     assert not house.fences
     house.restore()
     until(lambda: house.fences == ["m2"], "the next one is done")
+
+
+# ── The load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
+    house: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has grown meanwhile. Were it the same writer, the inbox would take its beginning for known."""
+    monkeypatch.setattr("whimbrel.roles.restoring.ENTRY", 1)
+    memory = Memory()
+    store, fuse = CentralStore(memory), [False]
+
+    def write(number: int, *keys: str) -> None:
+        bags = [Version.of(key, 0, Luggage(number, "gateway", [], f"{key}{number}".encode())) for key in keys]
+        for place, one in enumerate(bags):
+            store.write("s", Saving("s-1", place, number, number, number, [one]))
+
+    class Halting(Memory):
+        def get(self, name: str) -> bytes | None:
+            if fuse[0] and "/segments/s-1/00001-" in name:
+                raise Unavailable("away")
+            return super().get(name)
+
+    store.objects = Halting(memory.blobs)
+    write(1, "a", "b", "c")
+    gateway = Gateway(
+        Router("gateway", RouteTable("s-1")), MemoryLog(), MemoryLog(), house.inboxes.__getitem__,
+        parse_schema("n long"), lambda: 1, stores=True,
+    )  # fmt: skip
+    outlet: Any = SimpleNamespace(delivered_of=lambda selection: {})
+    restoring = Restoring("s", gateway, outlet, house.inboxes.__getitem__, store)
+    lost = Move("m1", "s", "restore", "s-1", "s-2", EVERYTHING, 1, frozenset({"gateway"}), "replay")
+    fuse[0] = True
+    with pytest.raises(Unavailable):
+        restoring.load(lost, None)
+    fuse[0] = False
+    write(2, "a")
+    assert restoring.load(lost, None).keys == 3
+    entries = house.inboxes["s-2"].read(0, lane=Lane.CONTROL)
+    records = [record for entry in entries for record in codec.records(entry)]
+    begun = [number for number, record in enumerate(records) if record.kind == Kind.RESTORE]
+    assert len(begun) == 2
+    parcels = [wire.unpack(r.body, Parcel) for r in records[begun[1] :] if r.kind == Kind.PARCEL]
+    assert {key: bag.state for one in parcels for key, bag in one.keys.items()} == {"a": b"a2", "b": b"b1", "c": b"c1"}
+    assert records[-1].kind == Kind.SHIPPED

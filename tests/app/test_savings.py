@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 import whimbrel as wb
+from tests.app.test_orchestrator import raising
 from tests.app.waiting import until
 from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
@@ -262,6 +263,26 @@ def test_an_orchestrator_that_is_stopped_inside_a_write_holds_up_no_record(house
         house.begin_gateway()
         assert (house.role.errors(), house.flow.instances, house.stored()) == ([], ["sum-1"], {"a": 1})
         stopped.execute("ROLLBACK")
+
+
+def test_nothing_is_trimmed_for_a_snapshot_that_could_not_be_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a successor would start from the one before, whose records are gone."""
+    house.end()
+    house.begin_gateway(stores=False)
+    house.role._stopping.set()
+    house.role._saver.join()
+    house.send(a=1)
+    house.send(a=2)
+    head = house.flow.gateway.ingress.head()
+    with monkeypatch.context() as full:
+        full.setattr(house.flow._journal, "_execute", raising(Unavailable("the disk is full")))
+        with pytest.raises(Unavailable):
+            house.flow.save()
+    assert house.flow.gateway.ingress.head() == head
+    assert house.flow.save()
+    assert house.flow.gateway.ingress.head() == head + 2
 
 
 def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import msgspec
 import pytest
 
 from tests.store.objects import ALL, Memory, loaded, numbers, saving, version
+from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version
+from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version, names
+from whimbrel.store.names import Saved
 from whimbrel.store.place import Place
+from whimbrel.store.version import Segment
 
 
 def filled(store: CentralStore) -> None:
@@ -55,21 +61,28 @@ def test_compaction_changes_nothing_that_is_kept_and_leaves_nothing_that_is_not(
     ]
     with pytest.raises(UnknownName, match="unknown checkpoint '1'; there is: 2, 3"):
         loaded(store, 1)
-    names = place.names("")
-    assert names == [
+    assert len([name for name in place.names("s/seals") if name.endswith(("1", "2"))]) == 4, "the fold's second copy"
+    store.write("s", saving(4, reached=46, instance="s-2"))
+    assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 40_000_000) == 4
+    store.compact("s", Retention(checkpoints=2), 41_000_000, slack=0)
+    there = place.names("")
+    assert there == [
         "s/bases/0000000002",
-        "s/checkpoints/0000000002",
+        "s/bases/0000000003",
         "s/checkpoints/0000000003",
+        "s/checkpoints/0000000004",
         "s/folds/0000000002-000000",
+        "s/folds/0000000003-000000",
         "s/seals/s-1/00000-000000000000000003",
         "s/seals/s-1/00000-000000000000000004",
-        "s/seals/s-2/00000-000000000000000003",
+        "s/seals/s-2/00000-000000000000000004",
         "s/segments/s-1/00000-000000000000000003-000000",
         "s/segments/s-1/00000-000000000000000004-000000",
     ]
     store.compact("s", Retention(checkpoints=2), 31_000_000, slack=0)
-    assert place.names("") == names
-    assert (store.last("s", "s-1"), store.last("s", "s-2")) == (4, 3)
+    assert place.names("") == there
+    assert [loaded(store, at) for at in (3, 4, None)] == [SECOND, NEWEST, NEWEST]
+    assert (store.last("s", "s-1"), store.last("s", "s-2")) == (4, 4)
 
 
 def test_a_saving_that_is_written_again_changes_nothing_before_and_after_it_was_folded(place: Place) -> None:
@@ -80,8 +93,10 @@ def test_a_saving_that_is_written_again_changes_nothing_before_and_after_it_was_
     store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
     store.write("s", first)
     assert (loaded(store), numbers(store), store.last("s", "s-1")) == (NEWEST, [3], 4)
-    assert store.checkpoint("s", {"s-1": 1}, 40_000_000) == 4
-    store.compact("s", Retention(checkpoints=1), 41_000_000, slack=0)
+    for number in (4, 5):
+        store.write("s", saving(number + 1, version("e", number), reached=50))
+        assert store.checkpoint("s", {"s-1": 1}, number * 10_000_000) == number
+        store.compact("s", Retention(checkpoints=1), number * 10_000_000, slack=0)
     assert not [name for name in place.names("s") if "-000000000000000001" in name]
 
 
@@ -160,8 +175,9 @@ def test_a_fold_waits_until_what_was_saved_since_is_as_large_as_the_last() -> No
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number)
         folds.append(memory.names("s/bases"))
-        assert len(memory.names("s/bases")) == len(memory.names("s/folds")) == 1
+        assert len(memory.names("s/bases")) == len(memory.names("s/folds")) <= 2
     assert 2 < len({name for names in folds for name in names}) < 8
+    assert len(memory.names("s/seals")) < 30
     assert len(loaded(store)) == 10
 
 
@@ -175,7 +191,7 @@ def test_savings_of_nothing_go_with_the_checkpoints_that_counted_them_and_many_s
     for number in range(2, 40):
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number)
-        assert len(memory.names("s/seals")) < (3 if number < 20 else 13)
+        assert len(memory.names("s/seals")) < (4 if number < 20 else 24)
         store.write("s", saving(number, *([version("b", number)] if number >= 20 else [])))
     assert store.last("s", "s-1") == 39
     assert loaded(store) == {"a": b"a@0.1" + b"x" * 5000, "b": b"b@0.39"}
@@ -200,7 +216,7 @@ def test_a_large_saving_and_a_large_fold_are_cut_into_pieces(monkeypatch: pytest
     store.checkpoint("s", {"s-1": 1}, 1)
     assert len(memory.names("s/segments")) == 4
     store.compact("s", Retention(checkpoints=1), 1, slack=0)
-    assert (len(memory.names("s/folds")), memory.names("s/segments")) == (4, [])
+    assert len(memory.names("s/folds")) == 4
     assert loaded(store) == {one.key: one.luggage for one in versions}
 
 
@@ -302,6 +318,83 @@ def test_without_any_checkpoint_that_can_be_read_the_fold_knows_what_it_has() ->
     assert (store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1), loaded(store, 4)) == (4, NEWEST)
 
 
+def folded(rounds: int = 3) -> tuple[Memory, dict[str, bytes]]:
+    """A store with two folds and a saving behind them, and what it has."""
+    memory = Memory()
+    store = CentralStore(memory)
+    for number in range(1, rounds + 1):
+        versions = [version("always", number), version(f"k{number}", number)]
+        store.write("s", saving(number, *versions, reached=number))
+        store.checkpoint("s", {"s-1": 1}, number)
+        store.compact("s", Retention(checkpoints=1), number, slack=0)
+    store.write("s", saving(rounds + 1, version("last", 9), reached=9))
+    return memory, loaded(store)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+@pytest.mark.parametrize("how", ["a bit", "all of it", "gone", "newer"])
+def test_one_damaged_object_of_what_is_folded_loses_nothing(rounds: int, how: str) -> None:
+    """Whichever it is: the index or a piece of either fold, or a saving that is in one. And the next fold is whole."""
+    sound, truth = folded(rounds)
+    last = Saved("s-1", 0, rounds + 1)
+    for name in sound.blobs:
+        if "/checkpoints/" in name or names.saved_of(name) == last:
+            continue
+        memory = Memory(dict(sound.blobs))
+        blob = memory.blobs.pop(name)
+        damaged = {"a bit": blob[:-1] + bytes([blob[-1] ^ 1]), "all of it": b"?", "newer": b"\x09" + blob[1:]}
+        memory.blobs |= {name: damaged[how]} if how in damaged else {}
+        store = CentralStore(memory)
+        assert loaded(store) == truth, name
+        assert loaded(store, rounds) == {key: held for key, held in truth.items() if key != "last"}, name
+        if "/segments/" not in name and "/seals/" not in name:
+            store.checkpoint("s", {"s-1": 1}, 9)
+            store.compact("s", Retention(checkpoints=1), 9, slack=0)
+            for older in memory.names("s/bases")[:-1]:
+                memory.blobs[older] = b"?"
+            assert loaded(store) == truth, f"{name}: the fold behind it stands by itself"
+
+
+def test_what_is_in_no_copy_any_more_is_named_and_the_rest_can_be_read() -> None:
+    memory, truth = folded()
+    for name in memory.names("s/folds"):
+        memory.blobs[name] = b"?"
+    found: dict[str, bytes] = {}
+    with pytest.raises(Corrupt, match=r"the newest version of 2 keys \(k1, k2; bins .*\), and there is no other copy"):
+        found.update((one.key, one.luggage) for one in CentralStore(memory).load("s"))
+    with suppress(Corrupt):
+        for one in CentralStore(memory).load("s"):
+            found[one.key] = one.luggage
+    assert truth.keys() - found.keys() == {"k1", "k2"}, "all that a saving has is there"
+
+
+class Careless(Memory):
+    """A place that does not keep what it is given: a bit flips on its way to the disk."""
+
+    spoils = "nothing"
+
+    def put(self, name: str, blob: bytes) -> None:
+        super().put(name, blob[:-1] + bytes([blob[-1] ^ 1]) if f"/{self.spoils}/" in name else blob)
+
+
+@pytest.mark.parametrize("spoils", ["folds", "bases"])
+def test_a_fold_is_read_back_before_anything_is_given_up_for_it(spoils: str) -> None:
+    memory = Careless()
+    store = CentralStore(memory)
+    filled(store)
+    before = dict(memory.blobs)
+    memory.spoils = spoils
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=f"s/{spoils}/.* is not what was just written"):
+            store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+        assert before.items() <= memory.blobs.items()
+        assert not memory.names("s/bases"), "nobody takes it for one"
+        assert loaded(store) == NEWEST
+    memory.spoils = "nothing"
+    store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
+    assert (loaded(store), len(memory.names("s/bases"))) == (NEWEST, 1)
+
+
 def test_nothing_is_folded_or_given_up_while_something_is_damaged() -> None:
     store = damaged(SEGMENT)
     with pytest.raises(Corrupt):
@@ -343,6 +436,18 @@ def test_even_a_segment_with_the_same_keys_and_sizes_is_noticed_in_another_ones_
     memory.blobs[own] = memory.blobs[other]
     with pytest.raises(Corrupt, match="holds other versions"):
         loaded(store)
+
+
+def test_a_segment_of_the_right_name_that_is_not_what_its_index_lists_is_noticed() -> None:
+    """Another try of the same saving, say: each version is sound, and it is not the one that counts."""
+    memory = Memory()
+    store = CentralStore(memory)
+    store.write("s", saving(1, version("a", 1), version("b", 1)))
+    (name,) = memory.names("s/segments")
+    for others in ([version("a", 1)], [version("a", 2), version("b", 1)], [version("b", 1), version("a", 1)]):
+        memory.blobs[name] = wire.pack(Segment(name, msgspec.Raw(wire.encode(others))))
+        with pytest.raises(Corrupt, match=f"{name} holds other versions than its index says"):
+            loaded(store)
 
 
 def test_luggage_is_opaque() -> None:

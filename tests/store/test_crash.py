@@ -110,6 +110,41 @@ def test_a_reader_whose_objects_are_compacted_away_finds_them_in_the_fold() -> N
     assert {one.key: one.luggage for one in [first, *versions]} == expected
 
 
+class Between(Memory):
+    """Objects that change between a reader's first listing and its second."""
+
+    def __init__(self, blobs: dict[str, bytes], deed: Callable[[], None]) -> None:
+        super().__init__(blobs)
+        self.deeds: list[Callable[[], None]] = [lambda: None, deed]
+
+    def names(self, folder: str) -> list[str]:
+        if self.deeds:
+            self.deeds.pop(0)()
+        return super().names(folder)
+
+
+def test_a_reader_between_whose_listings_everything_is_compacted_finds_everything() -> None:
+    """It has seen the savings: what is folded after that is in a base for sure. The other way round it would see no
+    base, and no savings that are in one."""
+    memory = Memory()
+    store = CentralStore(memory)
+    for step in rounds()[:2]:
+        step(store)
+    expected = loaded(store)
+
+    def compact_twice() -> None:
+        for number in (2, 3):
+            store.write("s", saving(number, version("a", 9 + number), reached=30))
+            store.write("s", saving(number, version("z", number), reached=30, instance="s-2"))
+            store.checkpoint("s", {"s-1": 1, "s-2": 1}, number)
+            store.compact("s", Retention(checkpoints=1), number, slack=0)
+
+    found = loaded(CentralStore(Between(memory.blobs, compact_twice)))
+    assert {*found} >= {*expected}
+    assert len(memory.names("s/bases")) == 2
+    assert not [name for name in memory.names("s/seals") if name.endswith("0001")]
+
+
 def test_a_store_that_is_away_for_one_write_is_told_and_nothing_is_lost() -> None:
     memory = Memory()
     store = CentralStore(FailingObjects(memory, Fuse(1, error=lambda: Unavailable("away"))))

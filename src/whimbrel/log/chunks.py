@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from whimbrel.log.contract import Entry, Lane, Log
 
-SIZE = 8 << 20
+SIZE = 1 << 20
 """Bytes that are read at once, unless a single entry is larger."""
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from whimbrel.core.errors import Corrupt, UnknownName
-from whimbrel.core.keys import Selection
+from whimbrel.core.errors import Corrupt, NewerFormat, UnknownName
+from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
 from whimbrel.store.names import Saved
@@ -68,10 +68,37 @@ class Catalog:
         return [number for number in map(names.number_of, self.names("bases")) if number is not None]
 
     def sources(self, upto: Moment | None = None) -> Sources:
-        """Where the newest versions are to be found, or the newest as of a checkpoint."""
+        """Where the newest versions are to be found, or the newest as of a checkpoint: the first of the ways there."""
+        return next(self.ways(upto))
+
+    def ways(self, upto: Moment | None = None) -> Iterator[Sources]:
+        """Each way to the newest versions, or the newest as of a checkpoint: the newest base and the savings since,
+        then the base that it was made from and the savings since that. All lead to the same; one may be damaged.
+
+        Raises the damage of an index if there is no way at all.
+        """
         savings = self.savings()  # before the bases: what is folded between the two is then in a base for sure
-        base = self.base_of(upto)
-        return Sources(base, [one for one in savings if _is_between(one, base, upto)])
+        known = self.bases()
+        damage: Corrupt | NewerFormat | None = None
+        found: list[Base | None] = []
+        for number in reversed([one for one in known if upto is None or one <= upto.number]):
+            try:
+                found.append(self.base(number))
+            except (Corrupt, NewerFormat) as error:
+                damage = damage or error
+        if not known or (len(known) == 1 and self._is_first(known[0], found)):
+            found.append(None)
+        if not found and damage is not None:
+            raise damage
+        for base in found or [None]:
+            yield Sources(base, [one for one in savings if _is_between(one, base, upto)])
+
+    def _is_first(self, number: int, found: list[Base | None]) -> bool:
+        """Whether the only base there is was made of savings alone: then these are all there still. If its index cannot
+        be read, by that nothing of another base is there."""
+        if found and found[0] is not None:
+            return found[0].source is None
+        return all(names.number_of(name) == number for name in self.names("folds"))
 
     # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +141,7 @@ class Catalog:
 
     def reach(self) -> Reach:
         """Up to where savings have been counted: those that are folded are known from here only."""
-        last = self.newest() or self.base_of()
+        last = self.newest() or self.sources().base
         return last.upto if last else {}
 
     def base(self, number: int) -> Base:
@@ -124,11 +151,6 @@ class Catalog:
         if base.number != number:
             raise Corrupt(f"{name} is the fold of another checkpoint")
         return base
-
-    def base_of(self, upto: Moment | None = None) -> Base | None:
-        """The newest fold, or the newest that is not newer than a checkpoint."""
-        numbers = [number for number in self.bases() if upto is None or number <= upto.number]
-        return self.base(numbers[-1]) if numbers else None
 
     def pieces(self, sources: Sources) -> Iterator[Piece]:
         """All segments of the sources, with what stands in them."""
@@ -159,6 +181,65 @@ def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, d
     for line, piece in found.values():
         wanted.setdefault(piece.name, (piece, {}))[1][line.key] = line
     return list(wanted.values())
+
+
+class Newest:
+    """The newest version of each selected key, as of a checkpoint or of now; each once, however often it is begun.
+
+    What lies in a damaged piece is looked for on the other ways (`Catalog.ways`). `lost` has, when it is exhausted,
+    what is found on none: by key, why.
+    """
+
+    def __init__(self, catalog: Catalog, selection: Selection, upto: Moment | None) -> None:
+        self._catalog, self._selection, self._upto = catalog, selection, upto
+        self._done: set[str] = set()
+        self.lost: dict[str, Corrupt | NewerFormat] = {}
+        self.base: Base | None = None
+        """The base of the way on which everything was there."""
+
+    def __iter__(self) -> Iterator[Version]:
+        damage: Corrupt | NewerFormat | None = None
+        for way in self._catalog.ways(self._upto):
+            try:
+                pieces = chosen(self._catalog.pieces(way), self._selection)
+            except (Corrupt, NewerFormat) as error:  # an index, which all ways may need
+                damage = error
+                continue
+            self.lost, self.base = {}, way.base
+            for piece, lines in pieces:
+                yield from self._read(piece, lines)
+            if not self.lost:
+                return
+        if damage is not None and not self.lost:
+            raise damage
+
+    def _read(self, piece: Piece, lines: Mapping[str, Line]) -> Iterator[Version]:
+        wanted = {key: line for key, line in lines.items() if key not in self._done}
+        if not wanted:
+            return
+        try:
+            versions = list(self._catalog.versions(piece, wanted))
+        except (Corrupt, NewerFormat) as error:
+            self.lost.update(dict.fromkeys(wanted, error))
+            return
+        self._done |= wanted.keys()
+        yield from versions
+
+    def check(self) -> None:
+        """Raise if something is lost: what, and where it was."""
+        if not self.lost:
+            return
+        errors = list(self.lost.values())
+        error = next((one for one in errors if isinstance(one, Gone)), errors[0])
+        bins = sorted({bin_of(key) for key in self.lost})
+        raise type(error)(
+            f"{error}; that is the newest version of {len(self.lost)} keys ({_some(sorted(self.lost))}; bins "
+            f"{_some(bins)}), and there is no other copy: load an older checkpoint"
+        )
+
+
+def _some(things: Sequence[object], most: int = 10) -> str:
+    return ", ".join(map(str, things[:most])) + (", ..." if len(things) > most else "")
 
 
 def listed(catalog: Catalog) -> list[Checkpoint]:
@@ -193,7 +274,7 @@ class _Tally:
         try:
             if not self._is_begun:
                 self._is_begun = True
-                self._base = self._catalog.base_of(moment)
+                self._base = self._catalog.sources(moment).base
                 self._count(self._catalog.pieces(Sources(self._base, [])))
             new = [saved for saved in self._left if has(moment.upto, *saved)]
             self._left = [saved for saved in self._left if not has(moment.upto, *saved)]

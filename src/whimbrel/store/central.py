@@ -20,7 +20,7 @@ from whimbrel.core.errors import Conflict
 from whimbrel.core.keys import EVERYTHING, Selection
 from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
-from whimbrel.store.catalog import Catalog, Gone, chosen, listed, merged
+from whimbrel.store.catalog import Catalog, Gone, Newest, listed, merged
 from whimbrel.store.compaction import Sizes, compact
 from whimbrel.store.names import Saved
 from whimbrel.store.place import Objects, Place
@@ -145,18 +145,15 @@ class CentralStore:
     def load(self, stage: str, selection: Selection = EVERYTHING, at: int | None = None) -> Iterator[Version]:
         """The newest version of each selected key that has one, or the newest as of a checkpoint, in no order.
 
-        Raises `Corrupt` or `NewerFormat` when it comes to what it cannot read: go on with an older checkpoint.
+        What is damaged in a base is taken from the one before and the savings since. Raises `Corrupt` or `NewerFormat`
+        behind all that can be read, with the keys that cannot: go on with an older checkpoint.
         """
         catalog = Catalog(self.objects, stage)
-        done: set[str] = set()
+        newest = Newest(catalog, selection, None if at is None else catalog.moment(at))
         for _ in range(PATIENCE):
             try:
-                sources = catalog.sources(None if at is None else catalog.moment(at))
-                for piece, keys in chosen(catalog.pieces(sources), selection):
-                    for version in catalog.versions(piece, keys) if not keys.keys() <= done else ():
-                        if version.key not in done:
-                            done.add(version.key)
-                            yield version
+                yield from newest
+                newest.check()
             except Gone as gone:
                 missing = gone
             else:

@@ -2,9 +2,13 @@
 
     1. which checkpoints are kept, by the retention; `first` is the oldest of them
     2. savings up to `first` without versions are of no use any more. If the others have grown as large as the fold
-       before them, or are too many, the newest versions as of `first` are written as a new fold, its index last
-    3. older checkpoints are taken away, then older folds, then the seals of savings that are in the fold, then their
-       segments: always what points before what is pointed at
+       before them, or are too many, the newest versions as of `first` are written as a new fold: each piece is read
+       back and compared, then its index is written, and read back as well
+    3. older checkpoints are taken away, then all folds but the last two, then the seals of savings that are in the
+       older of the two, then their segments: always what points before what is pointed at
+
+So there are two copies of each version, in two folds, or in a fold and in a saving: one damaged object costs nothing.
+The older fold goes when a next one has been made of the newer, which was read, and whole, then.
 
 It may die between any two writes: what is there can be read, and the next compaction takes up what is left. As a fold
 waits until it is worth it, each byte is copied about once for each time that the state has been saved anew.
@@ -13,16 +17,16 @@ waits until it is worth it, each byte is copied about once for each time that th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused
+from whimbrel.core.errors import Corrupt, Refused
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.saving import Line, Version
+from whimbrel.core.saving import Line
 from whimbrel.store import names
-from whimbrel.store.catalog import Catalog, Sources, chosen
+from whimbrel.store.catalog import Catalog, Newest, Sources
 from whimbrel.store.names import Saved
 from whimbrel.store.version import Base, Moment, Retention, Segment, cut, has
 
@@ -43,7 +47,7 @@ def compact(catalog: Catalog, sizes: Sizes, retention: Retention, now_us: int, s
     empty = {saved for saved in sources.savings if sizes[saved] is None}
     sources = Sources(sources.base, [saved for saved in sources.savings if saved not in empty])
     if _is_due(sources, sizes, slack):
-        _fold(catalog, first, sources)
+        _fold(catalog, first)
     _give_up(catalog, first, empty)
     left = set(catalog.savings())
     for saved in [saved for saved in sizes if saved not in left]:
@@ -68,32 +72,46 @@ def _size(segments: list[list[Line]]) -> int | None:
     return sum(line.size for lines in segments for line in lines) if any(segments) else None
 
 
-def _fold(catalog: Catalog, first: Moment, sources: Sources) -> None:
+def _fold(catalog: Catalog, first: Moment) -> None:
     segments: list[list[Line]] = []
-    for piece, versions in enumerate(cut(_newest(catalog, sources))):
+    newest = Newest(catalog, EVERYTHING, first)
+    for piece, versions in enumerate(cut(newest)):
         name = names.fold(catalog.stage, first.number, piece)
-        catalog.objects.put(name, wire.pack(Segment(name, msgspec.Raw(wire.encode(versions)))))
+        blob = wire.pack(Segment(name, msgspec.Raw(wire.encode(versions))))
+        catalog.objects.put(name, blob)
+        if catalog.objects.get(name) != blob:
+            raise _unlike(name)
         segments.append([Line.of(version) for version in versions])
-    base = Base(first.number, first.upto, segments)
-    catalog.objects.put(names.base(catalog.stage, first.number), wire.pack(base))
+    newest.check()
+    base = Base(first.number, first.upto, segments, newest.base.number if newest.base else None)
+    name = names.base(catalog.stage, first.number)
+    catalog.objects.put(name, wire.pack(base))
+    try:
+        is_written = catalog.base(first.number) == base
+    except Corrupt:
+        is_written = False
+    if not is_written:
+        catalog.objects.delete([name])
+        raise _unlike(name)
 
 
-def _newest(catalog: Catalog, sources: Sources) -> Iterator[Version]:
-    for piece, lines in chosen(catalog.pieces(sources), EVERYTHING):
-        yield from catalog.versions(piece, lines)
+def _unlike(name: str) -> Corrupt:
+    return Corrupt(f"{name} is not what was just written: the place damages what it stores; nothing was given up")
 
 
 def _give_up(catalog: Catalog, first: Moment, empty: set[Saved]) -> None:
-    """Take away what no kept checkpoint needs. A piece of a saving in the fold is no use, whether sealed or not."""
+    """Take away what no kept checkpoint needs. A piece of a saving that is in two folds, whether sealed or not."""
     _delete(catalog, "checkpoints", lambda name: _number(name) < first.number)
     _delete(catalog, "seals", lambda name: names.saved_of(name) in empty)
-    base = catalog.base_of(first)
+    base = catalog.sources(first).base
     if base is None:
         return
-    _delete(catalog, "bases", lambda name: _number(name) < base.number)
-    _delete(catalog, "folds", lambda name: _number(name) < base.number)
+    for kind in ("bases", "folds"):
+        _delete(catalog, kind, lambda name: _number(name) < base.number and _number(name) != base.source)
+    ways = [way.base for way in catalog.ways(first)]
+    twice = next((older.upto for older in ways if older and older.number == base.source), {})
     for kind in ("seals", "segments"):
-        _delete(catalog, kind, lambda name: (saved := names.saved_of(name)) is not None and has(base.upto, *saved))
+        _delete(catalog, kind, lambda name: (saved := names.saved_of(name)) is not None and has(twice, *saved))
 
 
 def _delete(catalog: Catalog, kind: str, is_old: Callable[[str], bool]) -> None:

@@ -107,6 +107,9 @@ class Base(msgspec.Struct, frozen=True):
     """The checkpoint's."""
     upto: Reach
     segments: list[list[Line]]
+    source: int | None = None
+    """The base it was made from, together with the savings since; None: from savings alone. Both are kept until a next
+    base is made of this one: then it has been read once more, and was whole."""
 
 
 class Moment(msgspec.Struct, frozen=True):
