@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from whimbrel.chaos.engine import Engine, Ordered
-from whimbrel.chaos.plan import DESTINATION, GATEWAY, ORCHESTRATOR, SOURCE, Move, phases
+from whimbrel.chaos.engine import Engine
+from whimbrel.chaos.orders import Ordered
+from whimbrel.chaos.plan import DESTINATION, GATEWAY, MIGRATE, ORCHESTRATOR, SOURCE, STANDBY, Move, phases
+from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import Migration
 
-PROTOCOLS = ("live", "pause", "push", "fetch")
 VICTIMS = (SOURCE, DESTINATION, GATEWAY, ORCHESTRATOR)
 TRIES = 3
 PATIENCE = 300.0
@@ -47,9 +49,28 @@ class Outcome(msgspec.Struct):
         return self.found[-1:] == [self.case.phase]
 
 
-def cases(protocols: Sequence[str] = PROTOCOLS) -> list[Case]:
-    """All of them. The victims take turns, so that each has lived for a while when its turn comes again."""
-    return [Case(protocol, phase, victim) for protocol in protocols for phase in phases(protocol) for victim in VICTIMS]
+def cases(protocols: Sequence[str] = (), wanted: Sequence[str] = (), victims: Sequence[str] = ()) -> list[Case]:
+    """All of them, or those of some protocols, phases and victims. The victims take turns, so that each has lived for a
+    while when its turn comes again."""
+    known = list(dict.fromkeys(phase for protocol in PROTOCOLS for phase in phases(protocol)))
+    for what, names, there in (
+        ("protocol", protocols, list(PROTOCOLS)),
+        ("phase", wanted, known),
+        ("victim", victims, list(VICTIMS)),
+    ):
+        for name in names:
+            if name not in there:
+                raise UnknownName(what, name, there)
+    found = [
+        Case(protocol, phase, victim)
+        for protocol in protocols or PROTOCOLS
+        for phase in phases(protocol)
+        for victim in victims or VICTIMS
+        if not wanted or phase in wanted
+    ]
+    if not found:
+        raise Refused(f"none of {', '.join(protocols)} has a phase {', '.join(wanted)}")
+    return found
 
 
 def play(
@@ -68,7 +89,10 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
     moves: list[Ordered] = []
 
     def is_ordered() -> bool:
-        moves.append(engine.order(Move(case.protocol, SHARE, 0.0)))
+        engine.orders.finish()
+        # A standby waits: only so can it be struck there, or called off before it has taken over.
+        deed = STANDBY if case.phase in ("standby", "ceasing") else MIGRATE
+        moves.append(engine.orders.order(Move(case.protocol, SHARE, 0.0, deed=deed)))
         return moves[-1].is_new
 
     engine.until(is_ordered, PATIENCE, "a move can be ordered")
@@ -77,8 +101,7 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
     target = engine.aim(case.victim, move)
     struck = engine.strike("kill", target, 0.0, move, engine.reach(move, case.phase, PATIENCE))
     engine.until(lambda: struck.back_ms is not None, PATIENCE, f"{struck.target} is back")
-    over = lambda: all(one.is_over for one in handle.migrations)  # noqa: E731
-    engine.until(lambda: engine.deployed.ask(over), PATIENCE, f"{case.protocol} is over")
-    phase, migration = phase_of(handle.ids[0], struck.at_us)
+    engine.until(engine.orders.finish, PATIENCE, f"{case.protocol} is over")
+    phase, migration = phase_of(struck.migration or handle.ids[0], struck.at_us)
     outcome.found.append(phase)
     outcome.ended, outcome.reason = migration.phase, migration.reason

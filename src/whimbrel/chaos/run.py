@@ -17,13 +17,16 @@ from whimbrel.bench import picture, report
 from whimbrel.chaos import phases, verdict
 from whimbrel.chaos.deployed import Deployed
 from whimbrel.chaos.engine import Engine, Show
-from whimbrel.chaos.load import Load
-from whimbrel.chaos.plan import KINDS, plan
+from whimbrel.chaos.oracle import LEDGER
+from whimbrel.chaos.plan import USUAL, plan
+from whimbrel.chaos.rows import Load
+from whimbrel.chaos.storage import has_strace
 from whimbrel.core.errors import Refused, WhimbrelError
 from whimbrel.core.protocols.machine import Migration
 
 SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
+BAD_DISK = "bad-disk"
 SAVE_EVERY = 3.0
 """Seconds between two savings to the central store."""
 
@@ -33,14 +36,20 @@ class Options:
     """What may be chosen."""
 
     seed: int = 1
+    rate: float = 500.0
     data: Path | None = None
     out: Path = Path("whimbrel-chaos")
 
 
 def run(
-    options: Options, minutes: float = 5.0, kinds: Sequence[str] = tuple(KINDS), show: Show = lambda line: None
+    options: Options, minutes: float = 5.0, kinds: Sequence[str] = (), show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Strike as the plan of the seed says, and return the report."""
+    """Strike as the plan of the seed says, and return the report. `kinds`: only these; none: all that are usual."""
+    if BAD_DISK in kinds and not has_strace():
+        raise Refused(f"{BAD_DISK} needs strace, and the right to trace, which this machine does not have")
+    if not kinds and not has_strace():
+        show(f"{BAD_DISK} is left out: this machine has no strace, or does not let it trace")
+    kinds = kinds or [kind for kind in USUAL if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
     play = Scene(options, SITES, dead=10.0, show=show)
     figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
@@ -50,7 +59,7 @@ def run(
 def run_every_phase(
     options: Options, wanted: Sequence[phases.Case] | None = None, show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Kill every party in every phase of `live`, `pause`, `push` and `fetch`; the report has `phases` besides."""
+    """Kill every party in every phase of every protocol, or as `wanted` says; the report has `phases` besides."""
     wanted = phases.cases() if wanted is None else wanted
     scene = Scene(options, SITES[:2], dead=phases.PATIENCE, show=show)
     outcomes: list[phases.Outcome] = []
@@ -70,7 +79,7 @@ class Scene:
 
     def __init__(self, options: Options, sites: Sequence[str], dead: float, show: Show) -> None:
         self._options, self._sites, self._dead, self._show = options, sites, dead, show
-        self._load = Load(seed=options.seed)
+        self._load = Load(seed=options.seed, rate=options.rate)
         self._begun_us = self._zero_us = time.time_ns() // 1000
         self._folder = _folder(options.data)
 
@@ -103,10 +112,10 @@ class Scene:
                 broken.append(str(error))
             status = deployed.ask(deployed.client.status) or {}
             left = deployed.end()
-        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us)
-        judged["records"] |= {name: status.get("records", {}).get(name) for name in ("dead_lettered", "refused")}
+        told = status.get("records", {})
+        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us, told.get("sent"))
+        judged["records"]["refused"] = told.get("refused")
         broken += [*verdict.broken(judged), *deployed.complaints]
-        broken += [f"{judged['records']['dead_lettered']} dead letters"] if judged["records"]["dead_lettered"] else []
         broken += [f"an error stayed: {status['error']}"] if status.get("error") else []
         broken += [f"processes were left over: {left}"] if left else []
         path = self._draw(judged, broken)
@@ -130,7 +139,7 @@ class Scene:
         return verdict.phase_at(found, at_us), found
 
     def _draw(self, judged: dict[str, Any], broken: Sequence[str]) -> Path:
-        releases = verdict.read(self._folder / "out.jsonl", self._begun_us)
+        releases = verdict.Run(self._folder, self._begun_us).releases(LEDGER)
         moves = [
             {"start_us": one.story[0].at_us, "end_us": one.story[-1].at_us, "protocol": one.move.protocol, "label": ""}
             for one in verdict.journalled(self._folder, self._begun_us)
