@@ -26,7 +26,10 @@ from whimbrel.core.protocols.machine import Migration
 
 SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
-BAD_DISK = "bad-disk"
+BAD_DISK, AWAY = "bad-disk", "away"
+DEAD, LENIENT = 10.0, 60.0
+"""Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has the time
+to start again from its checkpoint, also on a machine that is busy; else it may find its keys restored elsewhere."""
 SAVE_EVERY = 3.0
 """Seconds between two savings to the central store."""
 
@@ -51,7 +54,7 @@ def run(
         show(f"{BAD_DISK} is left out: this machine has no strace, or does not let it trace")
     kinds = kinds or [kind for kind in USUAL if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
-    play = Scene(options, SITES, dead=10.0, show=show)
+    play = Scene(options, SITES, dead=DEAD if AWAY in kinds else LENIENT, show=show)
     figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
     return {**figures, "parameters": {**figures["parameters"], "minutes": minutes, "kinds": list(kinds)}}
 

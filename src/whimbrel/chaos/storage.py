@@ -93,8 +93,13 @@ def _hold(files: Sequence[Path], seconds: float, ended: threading.Event) -> None
         held = []
         for file in files:
             db = sqlite3.connect(file, isolation_level=None, timeout=0.5)
-            with suppress(sqlite3.OperationalError):  # somebody writes just now
-                db.execute("BEGIN IMMEDIATE")
+            while not ended.is_set():
+                try:
+                    db.execute("BEGIN IMMEDIATE")
+                    break
+                except sqlite3.OperationalError:  # others write just now; a slow disk is slow without this log, too
+                    if seconds < float("inf"):
+                        break
             held.append(db)
         ended.wait(None if seconds == float("inf") else seconds)
         for db in held:
