@@ -28,8 +28,8 @@ SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
 BAD_DISK, AWAY = "bad-disk", "away"
 DEAD, LENIENT = 10.0, 60.0
-"""Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has the time
-to start again from its checkpoint, also on a machine that is busy; else it may find its keys restored elsewhere."""
+"""Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has time
+to start again from its checkpoint, also on a busy machine; else it may find its keys restored elsewhere."""
 SAVE_EVERY = 3.0
 """Seconds between two savings to the central store."""
 
