@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.bench import picture, report
-from whimbrel.chaos import phases, verdict
+from whimbrel.chaos import load, phases, verdict
 from whimbrel.chaos.deployed import Deployed
 from whimbrel.chaos.engine import Engine, Show
 from whimbrel.chaos.oracle import LEDGER
@@ -119,7 +119,9 @@ class Scene:
         judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us, told.get("sent"))
         judged["records"]["refused"] = told.get("refused")
         broken += [*verdict.broken(judged), *deployed.complaints]
-        broken += [f"an error stayed: {status['error']}"] if status.get("error") else []
+        broken += [f"an error stayed: {error}" for error in errors_in(status)]
+        if load.emitted(self._folder) is None:
+            broken.append("the source was not read to its end")
         broken += [f"processes were left over: {left}"] if left else []
         path = self._draw(judged, broken)
         if not broken:
@@ -156,6 +158,15 @@ class Scene:
         path = self._options.out / "chaos.png"
         picture.latency_over_time(path, {"all keys": releases}, moves, title, self._zero_us, marks)
         return path
+
+
+def errors_in(status: dict[str, Any]) -> list[str]:
+    """What `status` says that went wrong for good."""
+    stages = status.get("stages", {}).items()
+    found = {"": status.get("error"), "the source: ": status.get("source", {}).get("error")}
+    found |= {f"stage {name}: ": stage["error"] for name, stage in stages}
+    found |= {f"{instance}: ": one["error"] for _, stage in stages for instance, one in stage["instances"].items()}
+    return [f"{where}{error}" for where, error in found.items() if error]
 
 
 def _batches(status: dict[str, Any]) -> dict[str, float]:

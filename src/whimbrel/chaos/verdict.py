@@ -58,7 +58,7 @@ class Run:
         """How many rows the source has emitted; if it never came to its end, up to the last that is known."""
         seen = max((line["row"] for line in self.lines), default=-1) + 1
         known = load.emitted(self.folder)
-        return max([seen, *self._rows]) if known is None else known
+        return max([seen, *(row + 1 for row in self._rows)]) if known is None else known
 
     def came_us(self, row: int) -> int:
         """When the source emitted a row, to within a few rows."""
