@@ -39,8 +39,15 @@ class Aim:
 
 
 def instances_at(deployed: Deployed, site: str) -> list[str]:
-    """The instances at a site, if somebody can be asked."""
-    return [name for name, place in (deployed.ask(deployed.places) or {}).items() if place == site]
+    """The instances at a site, those with the most keys first, if somebody can be asked."""
+    status = deployed.ask(deployed.client.status) or {"stages": {}}
+    found = [
+        (one["keys"], name)
+        for stage in status["stages"].values()
+        for name, one in stage["instances"].items()
+        if one["site"] == site
+    ]
+    return [name for _, name in sorted(found, reverse=True)]
 
 
 def written_by(deployed: Deployed, name: str) -> list[Path]:
