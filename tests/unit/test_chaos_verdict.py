@@ -14,6 +14,7 @@ from whimbrel.chaos.engine import Struck
 from whimbrel.chaos.faults import HOUR_US
 from whimbrel.chaos.load import EMITTED, MOMENT, TIMES
 from whimbrel.chaos.oracle import LEDGER, expect
+from whimbrel.chaos.phases import middle
 from whimbrel.chaos.plan import GATEWAY, ORCHESTRATOR, SOURCE
 from whimbrel.chaos.rows import Load
 from whimbrel.chaos.verdict import Run, broken, judge, phase_at, recovery, righted
@@ -157,6 +158,16 @@ def test_the_journal_says_in_which_phase_a_fault_struck(folder: Path) -> None:
     assert [fault["phase"] for fault in told] == ["live copying", "live cutting"], "though the journal's clock jumped"
     assert [fault["at_ms"] for fault in told] == [1000, 3000]
     assert phase_at(migration("done"), BEGUN + HOUR_US * 2) == "done"
+
+
+def test_a_phase_that_was_missed_is_struck_when_it_was_half_over_before() -> None:
+    one = migration("cutting")
+    one.story.append(Line("cutting", "Opened", BEGUN + 6 * SECOND))
+    one.story[1] = Line("copying", "Ready", BEGUN + 2 * SECOND)
+    assert middle(one, "copying") == 1
+    assert middle(one, "cutting") == 4
+    assert middle(one, "ordered") is None
+    assert middle(one, "aborting") is None
 
 
 def struck(role: str, at_us: int, keys: frozenset[str] = frozenset(), migration: str | None = None) -> Struck:

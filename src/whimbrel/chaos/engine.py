@@ -143,8 +143,9 @@ class Engine:
 
     # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def aim(self, role: str, move: Ordered) -> Target:
-        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here."""
+    def aim(self, role: str, move: Ordered, *, with_keys: bool = True) -> Target:
+        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here, as asking
+        which keys are there."""
         others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
         places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
         name = f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
@@ -153,7 +154,8 @@ class Engine:
             self.until(lambda: self.deployed.is_up(name), START, f"{name} is there to be struck")
         if role == GATEWAY:
             return Target(role, name, frozenset([*self.deployed.load.names, *self.deployed.load.shop_names]))
-        there = self.deployed.keys_at(sites) if role not in (ORCHESTRATOR, STORE) else None
+        is_asked = with_keys and role not in (ORCHESTRATOR, STORE)
+        there = self.deployed.keys_at(sites) if is_asked else None
         return Target(role, name, there or frozenset())
 
     def strike(

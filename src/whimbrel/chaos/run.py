@@ -74,7 +74,7 @@ def run_every_phase(
             show(f"{len(outcomes)} of {len(wanted)}: {hit}; {outcome.ended}")
 
     figures = scene.run(play, f"{len(wanted)} kills")
-    return {**figures, "phases": [{**msgspec.to_builtins(one), "hit": one.is_hit} for one in outcomes]}
+    return {**figures, "phases": [_told(one) for one in outcomes]}
 
 
 class Scene:
@@ -158,6 +158,12 @@ class Scene:
         path = self._options.out / "chaos.png"
         picture.latency_over_time(path, {"all keys": releases}, moves, title, self._zero_us, marks)
         return path
+
+
+def _told(outcome: phases.Outcome) -> dict[str, Any]:
+    found = msgspec.to_builtins(outcome)
+    del found["after"]
+    return {**found, "hit": outcome.is_hit}
 
 
 def errors_in(status: dict[str, Any]) -> list[str]:
