@@ -66,7 +66,9 @@ class Orders:
         if move.deed == DRAIN:
             return self._client.drain(source, budget=BUDGET, **told)
         assert move.deed in (MIGRATE, STANDBY), move.deed
-        some: dict[str, Any] = {} if move.protocol in WHOLE else {"share": move.share, "budget": BUDGET}
+        some: dict[str, Any] = {} if move.protocol in WHOLE else {"share": move.share}
+        if move.protocol not in (*WHOLE, "replicate"):
+            some["budget"] = BUDGET  # a standby would never be warm: each batch changes more than that
         if move.deed == STANDBY:
             some["standby"] = True
         return self._client.migrate(move.stage, to=destination, at=source, **some, **told)
