@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from whimbrel.chaos.faults import STRIKES
-from whimbrel.chaos.plan import KINDS, UNDOING, movable, phases, plan
+from whimbrel.chaos.oracle import LEDGER, SHOPS
+from whimbrel.chaos.phases import VICTIMS, Case, cases
+from whimbrel.chaos.plan import DEEDS, KINDS, UNDOING, USUAL, moments, phases, plan
 from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.protocols import PROTOCOLS
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:
@@ -15,31 +18,41 @@ def test_a_plan_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_five_minutes_have_at_least_twenty_faults_in_their_order_and_in_time(seed: int) -> None:
+def test_five_minutes_have_at_least_twenty_five_faults_in_their_order_and_in_time(seed: int) -> None:
     faults = plan(seed, 300)
-    assert len(faults) >= 20
-    moments = [fault.at_s for fault in faults]
-    assert moments == sorted(moments)
-    assert moments[0] >= 0
-    assert moments[-1] < 300
+    assert len(faults) >= 25
+    at = [fault.at_s for fault in faults]
+    assert at == sorted(at)
+    assert at[0] >= 0
+    assert at[-1] < 300
     for fault in faults:
         low, high = KINDS[fault.kind].seconds
         assert fault.target in KINDS[fault.kind].targets
         assert low <= fault.seconds <= high
         assert fault.phase is None or fault.phase in phases(fault.move.protocol)
+    assert {fault.kind for fault in faults} == set(USUAL), "every usual kind strikes"
 
 
 def test_everything_comes_once_before_anything_comes_twice() -> None:
-    cards = {(kind, target) for kind in KINDS for target in KINDS[kind].targets}
-    moments = {(name, phase) for name in movable() for phase in (*phases(name), None)}
-    long = plan(1, 60 * 20)
-    assert {(fault.kind, fault.target) for fault in long[: len(cards)]} == cards
-    assert {(fault.move.protocol, fault.phase) for fault in long[: len(moments)]} == moments
+    long = plan(1, 60 * 40)
+    assert {fault.kind for fault in long[: len(USUAL)]} == set(USUAL)
+    for kind in USUAL:
+        targets = [fault.target for fault in long if fault.kind == kind]
+        assert set(targets[: len(KINDS[kind].targets)]) == set(KINDS[kind].targets)
+    cards = moments()
+    assert {(one.move.deed, one.move.protocol, one.phase) for one in long[: len(cards)]} == set(cards)
+    assert {fault.move.stage for fault in long[:2]} == {LEDGER, SHOPS}
+
+
+def test_all_protocols_and_orders_are_among_the_moments() -> None:
+    assert {protocol for _, protocol, _ in moments()} == set(PROTOCOLS)
+    assert {deed for deed, _, _ in moments()} > set(DEEDS)
 
 
 def test_only_the_kinds_that_are_wanted() -> None:
     assert {fault.kind for fault in plan(1, 300, ["cut", "stop"])} == {"cut", "stop"}
-    with pytest.raises(UnknownName, match="unknown kind of fault 'flood'; there is: away, clock"):
+    assert {fault.kind for fault in plan(1, 60, ["checkpoint-gone"])} == {"checkpoint-gone"}
+    with pytest.raises(UnknownName, match="unknown kind of fault 'flood'; there is: away, bad-disk"):
         plan(1, 300, ["cut", "flood"])
     with pytest.raises(Refused, match="without faults there is no chaos"):
         plan(1, 300, [])
@@ -47,4 +60,15 @@ def test_only_the_kinds_that_are_wanted() -> None:
 
 def test_every_kind_can_be_carried_out_and_every_phase_of_undoing_exists() -> None:
     assert STRIKES.keys() == KINDS.keys()
-    assert {phase for name in movable() for phase in phases(name)} >= UNDOING
+    assert {phase for name in PROTOCOLS for phase in phases(name)} >= UNDOING
+
+
+def test_every_phase_of_every_protocol_has_its_cases() -> None:
+    assert len(cases()) == len(VICTIMS) * sum(len(phases(name)) for name in PROTOCOLS) == 100
+    assert {case.phase for case in cases()} >= UNDOING
+    assert cases(["restart"], ["starting"], ["orchestrator"]) == [Case("restart", "starting", "orchestrator")]
+    assert {case.protocol for case in cases(wanted=["resuming"])} == {"pause", "fluid"}
+    with pytest.raises(UnknownName, match="unknown victim 'cat'"):
+        cases(victims=["cat"])
+    with pytest.raises(Refused, match="none of push has a phase aborting"):
+        cases(["push"], ["aborting"])

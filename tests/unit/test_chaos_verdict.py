@@ -3,55 +3,71 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from whimbrel.bench.measure import Release, sequential
 from whimbrel.chaos.engine import Struck
-from whimbrel.chaos.load import HOUR_US, STAGE, Load
+from whimbrel.chaos.faults import HOUR_US
+from whimbrel.chaos.load import EMITTED, MOMENT, TIMES
+from whimbrel.chaos.oracle import LEDGER, expect
+from whimbrel.chaos.phases import middle
 from whimbrel.chaos.plan import GATEWAY, ORCHESTRATOR, SOURCE
-from whimbrel.chaos.verdict import broken, judge, phase_at, recovery, righted
+from whimbrel.chaos.rows import Load
+from whimbrel.chaos.verdict import Run, broken, judge, phase_at, recovery, righted
+from whimbrel.control.control import router_of
 from whimbrel.control.journal import Journal
-from whimbrel.core.keys import Selection, bin_of
+from whimbrel.core.errors import BadRecord
+from whimbrel.core.keys import Selection
 from whimbrel.core.protocols.machine import Line, Migration
-from whimbrel.core.record import Move, Record, Result
-from whimbrel.gateway.intake import parse_schema
-from whimbrel.log import EmbeddedLog, codec
+from whimbrel.core.record import Move, Parked
+from whimbrel.gateway.dead_letters import DeadLetters
+from whimbrel.log import EmbeddedLog
 
 BEGUN = 1_000_000_000_000_000
 SECOND = 1_000_000
-LOAD = Load(keys=3, state_bytes=100)
-ROWS = [(LOAD.names[number % 3], number) for number in range(30)]
+LOAD = Load(accounts=12, shops=5, state_bytes=50, large=1, large_bytes=500)
+COUNT = 600
 Lines = list[dict[str, Any]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a run leaves behind in which all is well: a record each tenth of a second, results a second later."""
-    log = EmbeddedLog(tmp_path / "data" / "logs" / f"ingress-{STAGE}.db")
-    schema = codec.entry_schema(parse_schema("account string, amount long"))
-    for number, (key, amount) in enumerate(ROWS):
-        record = Record(0, 0, bin_of(key), key, 0, 0, "gateway", came(number), came(number), (key, amount))
-        log.append(codec.encode([record], schema), count=1, writer="source", counter=number)
-    expected, _ = sequential(log, LOAD.operator())
-    log.close()
-    found = sorted((seq, n, key, values) for key, results in expected.items() for seq, n, values in results)
-    write(tmp_path, [line(number, *one) for number, one in enumerate(found)])
+    """What a run leaves behind in which all is well: a row each tenth of a second, results a second later."""
+    expected = expect(LOAD, COUNT)
+    (tmp_path / EMITTED).write_text(str(COUNT))
+    (tmp_path / TIMES).write_bytes(b"".join(MOMENT.pack(n, came(n)) for n in range(COUNT)))
+    found: Any = [(name, pair, values) for pair, chain in expected.results.items() for name, values in chain]
+    places: Counter[str] = Counter()
+    lines: Lines = []
+    for (kind, row, part), (shop, account), values in found:
+        places[shop] += 1
+        told = {"kind": kind, "row": row, "part": part, "shop": shop, "account": account, "place": places[shop]}
+        lines.append({**told, **values, "_released_us": came(row) + SECOND})
+    write(tmp_path, lines)
     Journal(tmp_path / "data" / "journal.db").close()
+    log = EmbeddedLog(tmp_path / "data" / "logs" / "dead-letters.db")
+    letters = DeadLetters(log)
+    for place, letter in enumerate(sorted(expected.letters, key=lambda one: one.row)):
+        if letter.where == "rows":
+            row = {"row": letter.row}
+            letters.put(
+                BadRecord("no key", "it is empty"), "rows", letter.row, row, writer="source", counter=letter.row
+            )
+        else:
+            event = json.dumps({"row": letter.row, "part": letter.part})
+            letters.park(
+                Parked("i", "k", 1, router_of(letter.where), "it raises", event, 0), writer="outlet", counter=place
+            )
+    log.close()
     return tmp_path
 
 
 def came(number: int) -> int:
     return BEGUN + number * SECOND // 10
-
-
-def line(number: int, seq: int, n: int, key: str, values: dict[str, Any]) -> dict[str, Any]:
-    left = came(number) + SECOND
-    identity = {"_key": key, "_epoch": 0, "_seq": seq, "_n": n, "_ingress_us": came(number), "_released_us": left}
-    return {**values, **identity}
 
 
 def write(folder: Path, lines: Lines) -> None:
@@ -64,38 +80,60 @@ def change(folder: Path, deed: Callable[[Lines], object]) -> None:
     write(folder, lines)
 
 
-def counts(folder: Path) -> dict[str, int]:
-    found = judge(folder, LOAD, [], BEGUN, BEGUN)["records"]
-    assert found.pop("sent") == 30
-    return {name: count for name, count in found.items() if count}
-
-
-def swap(lines: Lines) -> None:
-    lines[3], lines[0] = lines[0], lines[3]
+def judged(folder: Path, acknowledged: int | None = None) -> dict[str, Any]:
+    return judge(folder, LOAD, [], BEGUN, BEGUN, acknowledged)
 
 
 def test_a_calm_run_is_right(folder: Path) -> None:
-    assert counts(folder) == {"delivered": 30}
-    assert broken(judge(folder, LOAD, [], BEGUN, BEGUN)) == []
+    records = judged(folder, expect(LOAD, COUNT).accepted)["records"]
+    assert records["sent"] == COUNT
+    assert records["delivered"] == records["expected"] > 500
+    assert records["dead_lettered"] == records["dead_letters"]["expected"] > 3
+    assert broken(judged(folder)) == []
 
 
 @pytest.mark.parametrize(
     ("deed", "found"),
     [
-        (lambda lines: lines.pop(7), {"delivered": 29, "lost": 1}),
-        (lambda lines: lines.append(lines[29]), {"delivered": 31, "duplicated": 1}),
-        (lambda lines: lines[9].update(digest=1), {"delivered": 30, "wrong": 1}),
-        (swap, {"delivered": 30, "out_of_order": 1}),
+        (lambda lines: lines.pop(7), "1 results lost"),
+        (lambda lines: lines.append(lines[29]), "1 results duplicated"),
+        (lambda lines: lines[9].update(digest=1), "1 results wrong"),
     ],
 )
-def test_what_is_wrong_is_counted(folder: Path, deed: Callable[[Lines], object], found: dict[str, int]) -> None:
+def test_what_is_wrong_is_counted(folder: Path, deed: Callable[[Lines], object], found: str) -> None:
     change(folder, deed)
-    assert counts(folder) == found
-    assert len(broken(judge(folder, LOAD, [], BEGUN, BEGUN))) == 1
+    assert broken(judged(folder)) == [found]
+
+
+def test_a_row_that_was_emitted_and_never_taken_in_is_lost(folder: Path) -> None:
+    (folder / EMITTED).write_text(str(COUNT + 1))
+    assert broken(judged(folder))[0] == "1 results lost"
+
+
+def test_without_its_end_the_source_is_known_by_the_last_rows_that_were_seen(folder: Path) -> None:
+    (folder / EMITTED).unlink()
+    assert judged(folder)["records"]["sent"] == COUNT
+
+
+def test_the_gateway_must_have_acknowledged_what_was_emitted(folder: Path) -> None:
+    (line,) = broken(judged(folder, 5))
+    assert line.startswith("the gateway says it has taken in 5 records")
+
+
+def test_a_dead_letter_that_is_missing_or_is_there_twice_is_counted(folder: Path) -> None:
+    log = EmbeddedLog(folder / "data" / "logs" / "dead-letters.db")
+    DeadLetters(log).park(
+        Parked("i", "k", 1, router_of(LEDGER), "e", '{"row": 1, "part": 0}', 0), writer="another", counter=0
+    )
+    log.close()
+    assert broken(judged(folder)) == ["1 dead letters wrong"]
+    (folder / "data" / "logs" / "dead-letters.db").unlink()
+    missing = judged(folder)["records"]["dead_letters"]
+    assert missing["lost"] == missing["expected"]
 
 
 def migration(phase: str, reason: str | None = None) -> Migration:
-    move = Move("m1", STAGE, "live", "ledger-1", "ledger-2", Selection(bins=frozenset({1})), 1, frozenset({"g"}))
+    move = Move("m1", LEDGER, "live", "ledger-1", "ledger-2", Selection(bins=frozenset({1})), 1, frozenset({"g"}))
     story = [Line("ordered", "Ordered", BEGUN), Line("copying", "Ready", BEGUN + 2 * SECOND + HOUR_US)]
     return Migration(move, "cloud", "edge-1", phase, reason=reason, story=story)
 
@@ -115,7 +153,7 @@ def test_a_migration_is_done_or_aborted_with_its_reason(
     journal = Journal(folder / "data" / "journal.db")
     journal.write(migration(phase, reason))
     journal.close()
-    assert broken(judge(folder, LOAD, [], BEGUN, BEGUN)) == found
+    assert broken(judged(folder)) == found
 
 
 def test_the_journal_says_in_which_phase_a_fault_struck(folder: Path) -> None:
@@ -127,6 +165,16 @@ def test_the_journal_says_in_which_phase_a_fault_struck(folder: Path) -> None:
     assert [fault["phase"] for fault in told] == ["live copying", "live cutting"], "though the journal's clock jumped"
     assert [fault["at_ms"] for fault in told] == [1000, 3000]
     assert phase_at(migration("done"), BEGUN + HOUR_US * 2) == "done"
+
+
+def test_a_phase_that_was_missed_is_struck_when_it_was_half_over_before() -> None:
+    one = migration("cutting")
+    one.story.append(Line("cutting", "Opened", BEGUN + 6 * SECOND))
+    one.story[1] = Line("copying", "Ready", BEGUN + 2 * SECOND)
+    assert middle(one, "copying") == 1
+    assert middle(one, "cutting") == 4
+    assert middle(one, "ordered") is None
+    assert middle(one, "aborting") is None
 
 
 def struck(role: str, at_us: int, keys: frozenset[str] = frozenset(), migration: str | None = None) -> Struck:
@@ -149,16 +197,31 @@ def test_a_clock_that_was_hours_off_is_put_right(hours: int) -> None:
     assert righted(BEGUN + 5 * SECOND + hours * HOUR_US, BEGUN) == BEGUN + 5 * SECOND
 
 
-def test_results_flow_again_when_one_comes_out_of_a_record_that_came_in_behind_the_fault() -> None:
-    at = BEGUN + 10 * SECOND
+def test_results_flow_again_when_one_comes_of_a_row_that_was_emitted_behind_the_fault(tmp_path: Path) -> None:
+    def line(row: int, account: str, left_s: float, kind: str = "entry") -> dict[str, Any]:
+        left = BEGUN + round(left_s * SECOND)
+        return {"kind": kind, "row": row, "account": account, "shop": "s", "part": 0, "_released_us": left}
 
-    def release(key: str, came_s: float, left_s: float) -> Release:
-        came_us = BEGUN + round(came_s * SECOND)
-        return Release(BEGUN + round(left_s * SECOND), Result(key, 0, 1, 0, came_us, came_us, {}))
+    (tmp_path / TIMES).write_bytes(b"".join(MOMENT.pack(n, came(n)) for n in range(200)))
+    lines = [
+        line(90, "a", 11),
+        line(105, "b", 11.5, "timer"),
+        line(105, "b", 12),
+        line(105, "a", 16),
+        line(170, "a", 18),
+    ]
+    write(tmp_path, lines)
+    run, at = Run(tmp_path, BEGUN), BEGUN + 10 * SECOND
+    assert recovery(struck(SOURCE, at, frozenset("a")), run)["ms"] == 6_000
+    assert recovery(struck(GATEWAY, at, frozenset("b")), run)["ms"] == 2_000
+    assert recovery(struck(GATEWAY, at, frozenset("ab")), run)["ms"] == 4_000, "the median"
+    assert recovery(struck(SOURCE, at), run) == {"ms": 9_000, "flow_ms": None, "back_ms": 9_000}
+    assert recovery(struck(ORCHESTRATOR, at, frozenset("ab")), run)["ms"] == 9_000, "it holds no result up"
+    assert [release.latency_us for release in run.releases(LEDGER)][:2] == [2 * SECOND, 3 * SECOND // 2]
 
-    releases = [release("a", 9, 11), release("b", 10.5, 12), release("a", 10.5, 16), release("a", 17, 18)]
-    assert recovery(struck(SOURCE, at, frozenset("a")), releases)["ms"] == 6_000
-    assert recovery(struck(GATEWAY, at, frozenset("b")), releases)["ms"] == 2_000
-    assert recovery(struck(GATEWAY, at, frozenset("ab")), releases)["ms"] == 4_000, "the median"
-    assert recovery(struck(SOURCE, at), releases) == {"ms": 9_000, "flow_ms": None, "back_ms": 9_000}
-    assert recovery(struck(ORCHESTRATOR, at, frozenset("ab")), releases)["ms"] == 9_000, "it holds no result up"
+
+def test_a_row_that_came_again_has_its_last_moment(tmp_path: Path) -> None:
+    (tmp_path / TIMES).write_bytes(MOMENT.pack(0, 10) + MOMENT.pack(20, 20) + MOMENT.pack(0, 30) + b"half")
+    run = Run(tmp_path, 0)
+    assert [run.came_us(row) for row in (0, 19, 20, 99)] == [30, 30, 20, 20]
+    assert run.row_at(25) == 20

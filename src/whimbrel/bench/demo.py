@@ -16,7 +16,8 @@ from typing import Any
 from whimbrel import app as application
 from whimbrel.bench import picture, report
 from whimbrel.bench.measure import Release, span
-from whimbrel.bench.witness import FAULTS, Witness
+from whimbrel.bench.oracle import FAULTS, averages
+from whimbrel.bench.witness import Witness
 from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.pipeline import Items, Pipeline
@@ -66,9 +67,10 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
     """Run it and return the report; the picture lies in `options.out`."""
     witness = Witness()
     rows = int((WARM_UP + options.seconds) * options.rate)
-    source = Items(vehicles(options.keys, rows, options.seed), VEHICLE_SCHEMA, options.rate)
+    readings = vehicles(options.keys, rows, options.seed)
+    source = Items(readings, VEHICLE_SCHEMA, options.rate)
     pipeline = Pipeline("whimbrel-demo", source, key="vehicle").stage(STAGE, AverageSpeed())
-    app = application.run(pipeline, SITES, data=options.data, keep=True, watch=witness, trigger=options.trigger)
+    app = application.run(pipeline, SITES, data=options.data, watch=witness, trigger=options.trigger)
     moved: list[Migration] = []
     try:
         start = time.monotonic()
@@ -89,7 +91,7 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
             moved += handle.migrations
         play(WARM_UP + options.seconds, "steady")
         show(time.monotonic() - start, app, "delivering what is left")
-        judged = witness.judge(app, AverageSpeed(), moved, timeout=120)
+        judged = witness.judge(app, lambda: averages(readings()), moved, timeout=120)
     finally:
         app.stop()
     return {

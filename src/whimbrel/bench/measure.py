@@ -1,27 +1,22 @@
-"""How each figure of a report is computed, from what was sent, what was released, and when each migration ran.
+"""How each figure of a report is computed, from what was released, and when each migration ran.
 
-The definitions are fixed (docs/operations/figures.md): a figure means the same in every report.
+The definitions are fixed (docs/operations/figures.md): a figure means the same in every report. What is right or wrong
+is in oracle.py.
 """
 
 from __future__ import annotations
 
-import collections
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from whimbrel.core.instance import Instance
 from whimbrel.core.keys import Selection
-from whimbrel.core.operator import Operator
 from whimbrel.core.protocols.machine import ABORTED, DONE, Migration
 from whimbrel.core.protocols.restore import RESTORE
-from whimbrel.core.record import Kind, Record, Result
-from whimbrel.log import codec
-from whimbrel.log.contract import Log
+from whimbrel.core.record import Result
 
 BEFORE = AFTER = 10_000_000
 """Microseconds before and after a move that it is compared with."""
@@ -38,61 +33,6 @@ class Release(NamedTuple):
     @property
     def latency_us(self) -> int:
         return self.at_us - self.result.ingress_us
-
-
-# ── Right or wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def sequential(ingress: Log, operator: Operator) -> tuple[dict[str, list[Any]], int]:
-    """What each key's results would be had one instance applied all records in the order of arrival; and how many."""
-    instance = Instance("sequential", operator)
-    records: list[Record] = []
-    event: Any = None
-    sent = 0
-    for entry in ingress.read(0):
-        if event is None:
-            names = codec.decode(entry.blob).schema.names[len(codec.META_NAMES) :]
-            event = make_event(names)
-        for record in codec.records(entry):
-            if record.kind == Kind.DATA:
-                sent += 1
-                records.append(record._replace(seq=record.offset, body=event(*record.body)))
-            elif record.kind == Kind.TICK:
-                records.append(record._replace(seq=record.offset))
-    expected: dict[str, list[Any]] = defaultdict(list)
-    for result in instance.apply(records).results:
-        expected[result.key].append((result.seq, result.n, result.values))
-    return expected, sent
-
-
-def make_event(names: list[str]) -> Any:
-    """A type with an attribute for each of a stage's columns."""
-    return collections.namedtuple("Event", names)
-
-
-def compare(expected: dict[str, list[Any]], releases: Iterable[Release]) -> dict[str, int]:
-    """Lost, duplicated, out of order, wrong: against the sequential run."""
-    got: dict[str, list[Any]] = defaultdict(list)
-    for _, result in releases:
-        got[result.key].append((result.seq, result.n, result.values))
-    counts = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong": 0}
-    for key in expected.keys() | got.keys():
-        wanted = {item[:2]: item[2] for item in expected.get(key, ())}
-        seen: set[tuple[int, int]] = set()
-        last = (-1, -1)
-        for *place, values in got.get(key, ()):
-            identity = (place[0], place[1])
-            if identity in seen:
-                counts["duplicated"] += 1
-                continue
-            seen.add(identity)
-            if identity not in wanted or wanted[identity] != values:
-                counts["wrong"] += 1
-            if identity < last:
-                counts["out_of_order"] += 1
-            last = max(last, identity)
-        counts["lost"] += len(wanted.keys() - seen)
-    return counts
 
 
 # ── How long ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +87,8 @@ def stabilised(releases: Sequence[Release], start: int, limit_us: float) -> floa
 
 def measure(migration: Migration, selection: Selection, releases: Sequence[Release], batch_ms: float) -> dict[str, Any]:
     """All figures of one migration, of the moved keys only. `releases` in the order of their release."""
-    mine = [release for release in releases if release.result.key in selection]
+    moved = {key for key in {release.result.key for release in releases} if key in selection}
+    mine = [release for release in releases if release.result.key in moved]
     times = [release.at_us for release in mine]
     start, end = span(migration)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from whimbrel import app as application
 from whimbrel.bench.measure import AFTER, Release, measure, span
+from whimbrel.bench.oracle import key_counts
 from whimbrel.bench.replay import replay
 from whimbrel.bench.witness import Witness
 from whimbrel.bench.workloads import KeyCount, Load
@@ -132,7 +133,7 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
     with tempfile.TemporaryDirectory(prefix="whimbrel-store-") as folder:
         stored: dict[str, Any] = {"store": folder, "save_every": setting.save_every} if setting.restores else {}
         app = application.run(
-            pipeline, SITES, keep=True, watch=witness, spark=spark, trigger=setting.trigger, links=links, **stored
+            pipeline, SITES, watch=witness, spark=spark, trigger=setting.trigger, links=links, **stored
         )
         try:
             for _ in _until(lambda: len(witness.releases) >= setting.keys, setting.patience, "every key has its state"):
@@ -153,7 +154,12 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
             _stabilise(migrations, witness.releases, setting, show)
             load.end()
             show("delivering what is left")
-            judged = witness.judge(app, operator, migrations, setting.patience)
+            judged = witness.judge(
+                app,
+                lambda: key_counts(load.emitted_keys(), setting.state_bytes, setting.churn),
+                migrations,
+                setting.patience,
+            )
             commits = _commits(app)
         finally:
             app.stop()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from whimbrel.app import App
-from whimbrel.bench.measure import Release, compare, measure, percentiles, sequential
-from whimbrel.core.operator import Operator
+from whimbrel.bench.measure import Release, measure, percentiles
+from whimbrel.bench.oracle import FAULTS, Expected, compare
 from whimbrel.core.protocols.machine import DONE, Migration
 from whimbrel.core.record import Result
-
-FAULTS = ("lost", "duplicated", "out_of_order", "wrong")
-"""What must be zero, in every run."""
 
 
 class Witness:
@@ -24,17 +21,23 @@ class Witness:
     def __call__(self, results: list[Result], now_us: int) -> None:
         self.releases.extend(Release(now_us, result) for result in results)
 
-    def judge(self, app: App, operator: Operator, migrations: Sequence[Migration], timeout: float) -> dict[str, Any]:
+    def judge(
+        self, app: App, expect: Callable[[], Expected], migrations: Sequence[Migration], timeout: float
+    ) -> dict[str, Any]:
         """Wait until everything is delivered; then what was right, and what each migration cost.
 
-        The application must keep its ingress log, and still be running: the logs are read.
+        `expect`: asked then what must have come, of a job with a result for each record that tells its `count`.
         """
         app.wait(timeout)
-        counts = app.status()["records"]
-        expected, sent = sequential(app.first.gateway.ingress, operator)
+        counts, expected = app.status()["records"], expect()
+        delivered = [(result.key, result.values.get("count"), result.values) for _, result in self.releases]
         batch_ms = percentiles([ms * 1000 for ms in app.batches()])
-        records = {"sent": sent, "delivered": len(self.releases), **compare(expected, self.releases)}
-        records |= {name: counts[name] for name in ("dead_lettered", "refused")}
+        records = {
+            "sent": sum(map(len, expected.values())),
+            "delivered": len(self.releases),
+            **compare(expected, delivered),
+            **{name: counts[name] for name in ("dead_lettered", "refused")},
+        }
         for migration in migrations:
             migration.sent_bytes += app.first.gateway.doubled[migration.move.id]
         return {

@@ -105,6 +105,7 @@ class Load:
         """Whether every key has been given its first record."""
         self._usual, self._fill = rate, min(self.FILL_ROWS, self.FILL_BYTES / max(1, state_bytes))
         self._factor, self._until, self._ended = 1.0, 0.0, False
+        self._emitted = 0
 
     @property
     def rate(self) -> float:
@@ -129,11 +130,21 @@ class Load:
         return parse_schema("key string")
 
     def rows(self, start: int) -> Iterator[Numbered]:
-        yield from islice(enumerate({"key": key} for key in self._keys()), start, None)
+        for number, key in islice(enumerate(self._keys()), start, None):
+            if number >= self.keys:
+                self.filled = True
+                if self._ended:
+                    return
+            self._emitted = number + 1
+            yield number, {"key": key}
+
+    def emitted_keys(self) -> Iterator[str]:
+        """The keys of all records that have been given, in their order."""
+        return islice(self._keys(), self._emitted)
 
     def _keys(self) -> Iterator[str]:
+        """The key of each record, without end: a function of the seed alone."""
         yield from self.names
-        self.filled = True
         rng = np.random.default_rng(self.seed)
         names = self.names
         if self.active < 1:
@@ -142,6 +153,4 @@ class Load:
         ranks = np.cumsum(weights) / weights.sum()
         while True:
             for number in np.searchsorted(ranks, rng.random(self.CHUNK)).tolist():
-                if self._ended:
-                    return
                 yield names[min(number, len(names) - 1)]

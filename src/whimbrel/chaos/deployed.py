@@ -16,12 +16,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from whimbrel.chaos.load import STAGE, Load, write_job
+from whimbrel.chaos.load import ENDING, STAGES, write_job
+from whimbrel.chaos.rows import Load
 from whimbrel.control.access import make_token
 from whimbrel.control.client import Client, connect
 from whimbrel.core.errors import Retry, Unavailable
@@ -31,6 +33,8 @@ from whimbrel.processes.orchestrator import settled_in
 MARK = "WHIMBREL_CHAOS"
 SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For JVMs that are killed soon: compiling them well takes longer than they live."""
+Heal = Callable[[], None]
+"""Ends a fault. May raise `Retry`: then it is done again a little later."""
 LEFT = 20.0
 """Seconds that what the processes had started has to end behind them."""
 
@@ -47,10 +51,12 @@ class Deployed:
         """What `up` has said."""
         self.complaints: list[str] = []
         """What a fault has found to be wrong."""
+        self.heals: list[Heal] = []
+        """What ends the faults that are not over."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
-        settings = ["--links", links, "--dead", f"{dead:g}", "--port", str(port), "--keep", *options]
+        settings = ["--links", links, "--dead", f"{dead:g}", "--port", str(port), *options]
         command = [sys.executable, "-m", "whimbrel", "up", str(write_job(folder, load)), "--data", str(self.data)]
         with (folder / "errors.txt").open("wb") as errors:
             self.up = subprocess.Popen(
@@ -102,6 +108,10 @@ class Deployed:
         pid = self.lives(name)[-1]
         return [pid, *_session(pid)]
 
+    def children(self, name: str, word: str) -> list[int]:
+        """What a process has started, as far as its command line has this word."""
+        return [pid for pid in self.tree(name)[1:] if word in _command(pid)]
+
     def send(self, pids: Sequence[int], number: signal.Signals) -> None:
         """Send a signal to processes, if they are still there."""
         for pid in pids:
@@ -135,13 +145,16 @@ class Deployed:
         return self._http.post(path, json=body, headers={"Idempotency-Key": name})
 
     def keys_at(self, sites: Sequence[str]) -> frozenset[str] | None:
-        """The keys that lie at these sites now; None if nobody can be asked."""
-        routes = self.ask(lambda: self.client.routes(STAGE, apart=10_000))
-        if routes is None:
-            return None
-        single = {key: route.site for route in routes for key in route.apart}
-        by_bin = {bin: route.site for route in routes for first, last in route.bins for bin in range(first, last + 1)}
-        return frozenset(key for key in self.load.names if single.get(key, by_bin.get(bin_of(key))) in sites)
+        """The keys, of both stages, that lie at these sites now; None if nobody can be asked."""
+        found: set[str] = set()
+        for stage, names in zip(STAGES, (self.load.names, self.load.shop_names), strict=True):
+            routes = self.ask(partial(self.client.routes, stage, apart=10_000))
+            if routes is None:
+                return None
+            single = {key: route.site for route in routes for key in route.apart}
+            by_bin = {bin: route.site for route in routes for low, high in route.bins for bin in range(low, high + 1)}
+            found |= {key for key in names if single.get(key, by_bin.get(bin_of(key))) in sites}
+        return frozenset(found)
 
     def delivered(self) -> int:
         """Bytes of results that are out."""
@@ -156,7 +169,7 @@ class Deployed:
 
     def end_source(self) -> None:
         """Let no more records come."""
-        (self.folder / "ending").touch()
+        (self.folder / ENDING).touch()
 
     def end(self) -> list[int]:
         """Let everything end in its own way; which processes are left over then."""
@@ -173,6 +186,9 @@ class Deployed:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for heal in list(self.heals):
+            with suppress(Exception):  # whoever has to hear it may be gone; the others are healed all the same
+                heal()
         self.send(self.left(), signal.SIGCONT)  # what was stopped could not end
         try:
             self.end()
@@ -191,6 +207,26 @@ class Deployed:
         errors = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
         return "\n".join([*self.lines[-20:], errors[-3_000:]])
 
+    def stuck(self) -> str:
+        """What may keep it from coming to rest, as far as status says."""
+        status = self.ask(self.client.status)
+        if status is None:
+            return "the orchestrator does not answer"
+        found = [f"{name} is {one['state']}" for name, one in status["processes"].items() if one["state"] != "alive"]
+        for name, stage in status["stages"].items():
+            places = stage["instances"].items()
+            found += [f"{instance} does not run at {one['site']}" for instance, one in places if not one["running"]]
+            found += [
+                f"{id} is {phase}" for id, phase in stage["migrations"].items() if phase not in ("done", "aborted")
+            ]
+            found += [f"{instance} of {name} is lost" for instance in stage["lost"]]
+            found += [f"{name}: {stage['error']}"] if stage["error"] else []
+        source = status["source"]
+        found += (
+            [f"the source: {source['error'] or 'it has not ended'}"] if source["error"] or not source["ended"] else []
+        )
+        return "; ".join([*found, str(status["error"])] if status["error"] else found) or "nothing that status shows"
+
     def check(self) -> None:
         """Raise if `up` has ended, which nobody wanted."""
         if self.up.poll() is not None:
@@ -206,6 +242,12 @@ def _session(leader: int) -> list[int]:
             if int(fields[3]) == leader and int(path.parent.name) != leader:
                 found.append(int(path.parent.name))
     return found
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):  # it ended just now
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
 
 
 def marked(name: str, mark: str) -> list[int]:

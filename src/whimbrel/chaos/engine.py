@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import permutations
 from typing import Any, NamedTuple
 
 import msgspec
 
-from whimbrel.chaos.deployed import Deployed
-from whimbrel.chaos.faults import STRIKES, Aim, Heal
-from whimbrel.chaos.load import STAGE
+from whimbrel.chaos.deployed import Deployed, Heal
+from whimbrel.chaos.faults import STRIKES
+from whimbrel.chaos.orders import Ordered, Orders
 from whimbrel.chaos.plan import (
     BYSTANDER,
     DESTINATION,
@@ -24,26 +23,24 @@ from whimbrel.chaos.plan import (
     LINK,
     ORCHESTRATOR,
     SOURCE,
+    STORE,
     UNDOING,
     Fault,
-    Move,
 )
+from whimbrel.chaos.storage import Aim
 from whimbrel.control.client import RemoteHandle
 from whimbrel.control.orders import MigrationStatus
-from whimbrel.core.errors import Refused, Retry, Unavailable
+from whimbrel.core.errors import Retry, Unavailable
 
 PERIOD = 0.02
 LOOK = 0.3
 """Seconds between two looks who is back."""
-PATIENCE = 15.0
+PATIENCE = 8.0
 """Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
-START, REST = 600.0, 900.0
+START, REST = 600.0, 300.0
 """Seconds that the deployment has to come up, and to come to rest."""
-DEADLINE = 60.0
-"""Of the moves."""
-BUDGET = 20_000
-"""Bytes that a part ships in a batch: a move takes several, so that there is something to strike at."""
-KILLS = ("kill", "crash")
+KILLS = ("kill", "crash", "jvm", "checkpoint-gone")
+"""Faults behind which a process must have another life."""
 
 Show = Callable[[str], None]
 """Told of everything that happens, a line each."""
@@ -77,17 +74,6 @@ class Sick(NamedTuple):
     """How many lives the process had had."""
 
 
-class Ordered(NamedTuple):
-    """A move under way: between two sites, as one migration or several."""
-
-    handle: RemoteHandle | None
-    protocol: str | None
-    source: str
-    destination: str
-    is_new: bool = False
-    """Whether it was ordered just now."""
-
-
 class Target(NamedTuple):
     """Whom a fault strikes."""
 
@@ -102,6 +88,7 @@ class Engine:
 
     def __init__(self, deployed: Deployed, show: Show) -> None:
         self.deployed, self._show = deployed, show
+        self.orders = Orders(deployed)
         self.struck: list[Struck] = []
         self._sick: list[Sick] = []
         self._next_look = 0.0
@@ -120,42 +107,15 @@ class Engine:
         start = time.monotonic()
         for fault in plan:
             self.pause(start + fault.at_s - time.monotonic())
-            move = self.order(fault.move)
+            self.orders.finish()  # standbys of faults before
+            move = self.orders.order(fault.move)
             target = self.aim(fault.target, move)
             if fault.phase is None:
                 self.pause(fault.wait_s)
             seen = self.reach(move, fault.phase)
-            self.strike(fault.kind, target, fault.seconds, move, seen, sign=1 if fault.move.pick < 0.5 else -1)
+            self.strike(fault.kind, target, fault.seconds, move, seen, sign=fault.sign)
 
     # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def order(self, move: Move) -> Ordered:
-        """Order a move from any site that has keys to any other. If none is possible now: one that is under way, or
-        none."""
-        pairs = self._pairs(move.pick)
-        # A relocation takes all there is; the others a share.
-        some: dict[str, Any] = {} if move.protocol == "restart" else {"share": move.share, "budget": BUDGET}
-        for source, destination in pairs:
-            try:
-                handle = self.deployed.client.migrate(
-                    STAGE, to=destination, at=source, protocol=move.protocol, deadline=DEADLINE, **some
-                )
-            except (Refused, Retry):  # another move has some of the keys, or nobody takes orders
-                continue
-            if not handle.is_noop:
-                return Ordered(handle, move.protocol, source, destination, True)
-        for one in self.deployed.ask(self.deployed.client.migrations) or []:
-            if not one.is_over:
-                return Ordered(self.deployed.client.handle(one.id), one.protocol, one.from_site, one.to_site)
-        return Ordered(None, None, *pairs[0])
-
-    def _pairs(self, pick: float) -> list[tuple[str, str]]:
-        """All pairs of sites, those first whose first has keys; beginning with any of them."""
-        sites = self.deployed.ask(self.deployed.client.sites) or []
-        keys = {site.name: site.keys for site in sites}
-        pairs = list(permutations(self.deployed.sites, 2))
-        first = int(pick * len(pairs))
-        return sorted([*pairs[first:], *pairs[:first]], key=lambda pair: not keys.get(pair[0]))
 
     def reach(self, move: Ordered, phase: str | None, patience: float = PATIENCE) -> MigrationStatus | None:
         """Wait until a migration of a move is in a phase, the move is over, or the patience is; None: any phase will
@@ -183,17 +143,19 @@ class Engine:
 
     # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def aim(self, role: str, move: Ordered) -> Target:
-        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here."""
+    def aim(self, role: str, move: Ordered, *, with_keys: bool = True) -> Target:
+        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here, as asking
+        which keys are there."""
         others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
         places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
         name = f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
         sites = (move.source, move.destination) if role == LINK else (name,)
-        if role != LINK:
+        if role not in (LINK, STORE):
             self.until(lambda: self.deployed.is_up(name), START, f"{name} is there to be struck")
         if role == GATEWAY:
-            return Target(role, name, frozenset(self.deployed.load.names))
-        there = self.deployed.keys_at(sites) if role != ORCHESTRATOR else None
+            return Target(role, name, frozenset([*self.deployed.load.names, *self.deployed.load.shop_names]))
+        is_asked = with_keys and role not in (ORCHESTRATOR, STORE)
+        there = self.deployed.keys_at(sites) if is_asked else None
         return Target(role, name, there or frozenset())
 
     def strike(
@@ -214,7 +176,7 @@ class Engine:
         )
         heal = STRIKES[kind](self.deployed, Aim(target.name, (move.source, move.destination), sign))
         self.struck.append(struck)
-        self._sick.append(Sick(struck, _end_after(seconds, heal), life))
+        self._sick.append(Sick(struck, _end_after(seconds, heal, self.deployed.heals), life))
         when = f"{move.protocol} {struck.phase}" if seen else "nothing moves"
         lasting = f" for {seconds:.1f} s" if seconds else ""
         whom = target.role if target.role == target.name else f"{target.role} {target.name}"
@@ -228,7 +190,9 @@ class Engine:
         end = time.monotonic() + patience
         while not condition():
             if time.monotonic() > end:
-                raise Unavailable(f"waited {patience:.0f} s in vain until {what}:\n{self.deployed.told()}")
+                raise Unavailable(
+                    f"waited {patience:.0f} s in vain until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
+                )
             self._tick()
 
     def pause(self, seconds: float) -> None:
@@ -271,27 +235,25 @@ class Engine:
     def come_to_rest(self, patience: float = REST) -> None:
         """Let every fault end, and every move, then the source; and wait until everything is delivered."""
         self.until(lambda: not self._sick, patience, "everybody is back")
-        self.until(self._nothing_moves, patience, "every move is over")
+        self.until(self.orders.finish, patience, "every move is over")
         self.deployed.end_source()
         self.until(self.deployed.has_finished, patience, "everything is delivered")
 
-    def _nothing_moves(self) -> bool:
-        found = self.deployed.ask(self.deployed.client.migrations)
-        return found is not None and all(one.is_over for one in found)
 
-
-def _end_after(seconds: float, heal: Heal | None) -> threading.Event:
+def _end_after(seconds: float, heal: Heal | None, heals: list[Heal]) -> threading.Event:
     """End a fault when its time is over, as often as it takes; the event says when that is done."""
     ended = threading.Event()
     if heal is None:
         ended.set()
         return ended
+    heals.append(heal)
 
     def end() -> None:
         time.sleep(seconds)
         while not ended.is_set():
             try:
                 heal()
+                heals.remove(heal)
                 ended.set()
             except Retry:  # whoever has to hear it is not there now
                 time.sleep(1)

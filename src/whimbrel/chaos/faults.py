@@ -1,48 +1,43 @@
-"""What each kind of fault does to a deployment, and how it is undone.
+"""What each kind of fault does to the processes of a deployment, and how it is undone. Disks and files: storage.py.
 
 A fault is a function of the deployment and of what it is aimed at. It returns the deed that ends it, or None if there
-is nothing to end. That deed may raise `Retry`: then it is done again a little later. A new kind is a line in `KINDS`
-(plan.py) and one in `STRIKES`.
+is nothing to end. That deed may raise `Retry`: then it is done again a little later; and it may be done twice. A new
+kind is a line in `KINDS` (plan.py) and one in `STRIKES`.
+
+Nothing is changed beyond the processes and the folder of the run: no rule of a packet filter, no mount. So there is
+nothing to be undone elsewhere if chaos itself is killed.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from whimbrel.chaos.deployed import Deployed
-from whimbrel.chaos.load import HOUR_US, STAGE, clock_of
+from whimbrel.chaos import storage
+from whimbrel.chaos.deployed import Deployed, Heal
+from whimbrel.chaos.disturbance import ANSWERS, CALLS, CLOCK, REQUESTS, disturb
+from whimbrel.chaos.oracle import LEDGER
+from whimbrel.chaos.storage import Aim, limit
 from whimbrel.core.errors import Unavailable
 
-Heal = Callable[[], None]
-ROOM = 32 << 10
-"""Bytes that a file may have on a full disk: what is smaller than most logs, and more than a line of errors."""
-HELD, FREE = 1.0, 0.15
-"""Of a slow disk: seconds that a write waits, and seconds in which writes get through."""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """What a fault is aimed at."""
-
-    name: str
-    """Of the process; of a link, `cloud->edge-1`."""
-    pair: tuple[str, str]
-    """Source and destination of the move, or any two sites."""
-    sign: int
-    """1 or -1: which way a clock jumps."""
-
-
 Strike = Callable[[Deployed, Aim], Heal | None]
+
+HOUR_US = 3_600_000_000
+"""Clocks are off by whole hours, so that what they say is known but for hours (`verdict.py`)."""
+WORKERS = "whimbrel.spark.daemon"
+"""In the command line of Spark's Python workers, and of the process they are forked from."""
+
+
+# ── Dead, or as good as ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def kill(deployed: Deployed, aim: Aim) -> None:
@@ -55,11 +50,68 @@ def crash(deployed: Deployed, aim: Aim) -> None:
     deployed.send(deployed.tree(aim.name), signal.SIGKILL)
 
 
+def jvm(deployed: Deployed, aim: Aim) -> None:
+    """The JVM of a site: the site must notice, and end."""
+    deployed.send(deployed.children(aim.name, "java"), signal.SIGKILL)
+
+
+def workers(deployed: Deployed, aim: Aim) -> None:
+    """The Python workers of a site: batches under way fail."""
+    deployed.send(_workers(deployed, aim.name), signal.SIGKILL)
+
+
+def _workers(deployed: Deployed, name: str) -> list[int]:
+    """Those that were forked from the daemon; the daemon itself if there are none just now."""
+    found = deployed.children(name, WORKERS)
+    return [pid for pid in found if _parent(pid) in found] or found
+
+
+def _parent(pid: int) -> int | None:
+    with suppress(OSError, IndexError):  # it ended just now
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    return None
+
+
 def stop(deployed: Deployed, aim: Aim) -> Heal:
     """Neither dead nor alive. Who is killed meanwhile has another life than the one that was stopped."""
     pids = deployed.tree(aim.name)
     deployed.send(pids, signal.SIGSTOP)
     return lambda: deployed.send(pids, signal.SIGCONT)
+
+
+# ── Short of something ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def memory(deployed: Deployed, aim: Aim) -> Heal:
+    """The Python workers of a site get no more memory than they have."""
+    pids = _workers(deployed, aim.name)
+    page = os.sysconf("SC_PAGE_SIZE")
+    for pid in pids:
+        with suppress(OSError):
+            limit(pid, resource.RLIMIT_AS, int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * page)
+
+    def heal() -> None:
+        for pid in pids:
+            limit(pid, resource.RLIMIT_AS, resource.RLIM_INFINITY)
+
+    return heal
+
+
+def no_files(deployed: Deployed, aim: Aim) -> Heal:
+    """A process can open no file and no socket beyond those it has: `EMFILE`, as with any limit that is reached."""
+    pid = deployed.lives(aim.name)[-1]
+    before, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with suppress(OSError):
+        limit(pid, resource.RLIMIT_NOFILE, max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1)
+
+    def heal() -> None:
+        limit(pid, resource.RLIMIT_NOFILE, before)
+
+    return heal
+
+
+# ── Cut off, or confused ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def cut(deployed: Deployed, aim: Aim) -> Heal:
@@ -68,79 +120,22 @@ def cut(deployed: Deployed, aim: Aim) -> Heal:
     return lambda: deployed.client.mend(*aim.pair)
 
 
-def slow_disk(deployed: Deployed, aim: Aim) -> Heal:
-    """Hold the locks of what the site writes, its outboxes and spools, again and again for a while."""
-    logs = deployed.data / "logs"
-    instances = [name for name, site in (deployed.ask(deployed.places) or {}).items() if site == aim.name]
-    files = [logs / f"outbox-{name}.db" for name in instances]
-    files += [logs / f"link-{aim.name}-{other}.db" for other in deployed.sites if other != aim.name]
-    ended = threading.Event()
-    slow = threading.Thread(target=_hold, args=([str(file) for file in files if file.exists()], ended), daemon=True)
-    slow.start()
-
-    def heal() -> None:
-        ended.set()
-        slow.join()
-
-    return heal
-
-
-def _hold(files: Sequence[str], ended: threading.Event) -> None:
-    while not ended.is_set():
-        held = []
-        for file in files:
-            db = sqlite3.connect(file, isolation_level=None, timeout=0.5)
-            with suppress(sqlite3.OperationalError):  # somebody writes just now
-                db.execute("BEGIN IMMEDIATE")
-            held.append(db)
-        ended.wait(HELD)
-        for db in held:
-            db.close()  # rolls back
-        ended.wait(FREE)
-
-
-def full_disk(deployed: Deployed, aim: Aim) -> Heal:
-    """No file of the site may grow beyond a few pages: a disk without room, for the processes of one site alone."""
-    _limit(deployed, aim.name, ROOM)
-    return lambda: _limit(deployed, aim.name, resource.RLIM_INFINITY)
-
-
-def _limit(deployed: Deployed, name: str, size: int) -> None:
-    """Who is started meanwhile inherits the limit: so until all have it."""
-    while True:
-        others = [pid for pid in deployed.tree(name) if _size(pid, None) not in (size, None)]
-        if not others:
-            return
-        for pid in others:
-            _size(pid, size)
-
-
-def _size(pid: int, limit: int | None) -> int | None:
-    """The size that no file of a process may exceed, now or from now on; None if it has ended."""
-    with suppress(ProcessLookupError):
-        old, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        if limit is not None:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, most))
-        return old
-    return limit
+def calls(deployed: Deployed, aim: Aim) -> Heal:
+    """One way: what a process asks of the others does not arrive, or is done and the answer does not come back. What
+    the others ask of it arrives."""
+    disturb(deployed.folder, CALLS, aim.name, REQUESTS if aim.sign > 0 else ANSWERS)
+    return lambda: disturb(deployed.folder, CALLS, aim.name, "")
 
 
 def clock(deployed: Deployed, aim: Aim) -> Heal:
     """An hour ahead, or back."""
-    file = clock_of(deployed.folder, aim.name)
-
-    def show(text: str) -> None:
-        draft = file.with_suffix(".draft")
-        draft.write_text(text, encoding="ascii")
-        draft.replace(file)
-
-    show(str(aim.sign * HOUR_US))
-    return lambda: show("0")
+    disturb(deployed.folder, CLOCK, aim.name, str(aim.sign * HOUR_US))
+    return lambda: disturb(deployed.folder, CLOCK, aim.name, "")
 
 
 def replay(deployed: Deployed, aim: Aim) -> Heal:
     """One order, by its name, three times at once; the fourth, later, must be answered as they were."""
-    name, body = f"chaos-{time.monotonic_ns()}", {"stage": STAGE, "at": aim.pair[0], "to": aim.pair[1], "share": 0.3}
+    name, body = f"chaos-{time.monotonic_ns()}", {"stage": LEDGER, "at": aim.pair[0], "to": aim.pair[1], "share": 0.3}
     receipts: list[Any] = []
     threads = [threading.Thread(target=_send, args=(deployed, name, body, receipts)) for _ in range(3)]
     for thread in threads:
@@ -170,11 +165,21 @@ def _send(deployed: Deployed, name: str, body: dict[str, Any], receipts: list[An
 STRIKES: dict[str, Strike] = {
     "kill": kill,
     "crash": crash,
+    "jvm": jvm,
+    "workers": workers,
     "stop": stop,
     "away": stop,
+    "memory": memory,
+    "no-files": no_files,
     "cut": cut,
-    "slow-disk": slow_disk,
-    "full-disk": full_disk,
+    "calls": calls,
     "clock": clock,
     "replay": replay,
+    "lock": storage.lock,
+    "slow-disk": storage.slow_disk,
+    "full-disk": storage.full_disk,
+    "bad-disk": storage.bad_disk,
+    "store-away": storage.store_away,
+    "store-damaged": storage.store_damaged,
+    "checkpoint-gone": storage.checkpoint_gone,
 }

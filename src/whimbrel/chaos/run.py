@@ -14,16 +14,22 @@ from typing import Any
 import msgspec
 
 from whimbrel.bench import picture, report
-from whimbrel.chaos import phases, verdict
+from whimbrel.chaos import load, phases, verdict
 from whimbrel.chaos.deployed import Deployed
 from whimbrel.chaos.engine import Engine, Show
-from whimbrel.chaos.load import Load
-from whimbrel.chaos.plan import KINDS, plan
+from whimbrel.chaos.oracle import LEDGER
+from whimbrel.chaos.plan import USUAL, plan
+from whimbrel.chaos.rows import Load
+from whimbrel.chaos.storage import has_strace
 from whimbrel.core.errors import Refused, WhimbrelError
 from whimbrel.core.protocols.machine import Migration
 
 SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
+BAD_DISK, AWAY = "bad-disk", "away"
+DEAD, LENIENT = 10.0, 60.0
+"""Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has time
+to start again from its checkpoint, also on a busy machine; else it may find its keys restored elsewhere."""
 SAVE_EVERY = 3.0
 """Seconds between two savings to the central store."""
 
@@ -33,16 +39,22 @@ class Options:
     """What may be chosen."""
 
     seed: int = 1
+    rate: float = 500.0
     data: Path | None = None
     out: Path = Path("whimbrel-chaos")
 
 
 def run(
-    options: Options, minutes: float = 5.0, kinds: Sequence[str] = tuple(KINDS), show: Show = lambda line: None
+    options: Options, minutes: float = 5.0, kinds: Sequence[str] = (), show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Strike as the plan of the seed says, and return the report."""
+    """Strike as the plan of the seed says, and return the report. `kinds`: only these; none: all that are usual."""
+    if BAD_DISK in kinds and not has_strace():
+        raise Refused(f"{BAD_DISK} needs strace, and the right to trace, which this machine does not have")
+    if not kinds and not has_strace():
+        show(f"{BAD_DISK} is left out: this machine has no strace, or does not let it trace")
+    kinds = kinds or [kind for kind in USUAL if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
-    play = Scene(options, SITES, dead=10.0, show=show)
+    play = Scene(options, SITES, dead=DEAD if AWAY in kinds else LENIENT, show=show)
     figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
     return {**figures, "parameters": {**figures["parameters"], "minutes": minutes, "kinds": list(kinds)}}
 
@@ -50,7 +62,7 @@ def run(
 def run_every_phase(
     options: Options, wanted: Sequence[phases.Case] | None = None, show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Kill every party in every phase of `live`, `pause`, `push` and `fetch`; the report has `phases` besides."""
+    """Kill every party in every phase of every protocol, or as `wanted` says; the report has `phases` besides."""
     wanted = phases.cases() if wanted is None else wanted
     scene = Scene(options, SITES[:2], dead=phases.PATIENCE, show=show)
     outcomes: list[phases.Outcome] = []
@@ -62,7 +74,7 @@ def run_every_phase(
             show(f"{len(outcomes)} of {len(wanted)}: {hit}; {outcome.ended}")
 
     figures = scene.run(play, f"{len(wanted)} kills")
-    return {**figures, "phases": [{**msgspec.to_builtins(one), "hit": one.is_hit} for one in outcomes]}
+    return {**figures, "phases": [_told(one) for one in outcomes]}
 
 
 class Scene:
@@ -70,7 +82,7 @@ class Scene:
 
     def __init__(self, options: Options, sites: Sequence[str], dead: float, show: Show) -> None:
         self._options, self._sites, self._dead, self._show = options, sites, dead, show
-        self._load = Load(seed=options.seed)
+        self._load = Load(seed=options.seed, rate=options.rate)
         self._begun_us = self._zero_us = time.time_ns() // 1000
         self._folder = _folder(options.data)
 
@@ -103,11 +115,13 @@ class Scene:
                 broken.append(str(error))
             status = deployed.ask(deployed.client.status) or {}
             left = deployed.end()
-        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us)
-        judged["records"] |= {name: status.get("records", {}).get(name) for name in ("dead_lettered", "refused")}
+        told = status.get("records", {})
+        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us, told.get("sent"))
+        judged["records"]["refused"] = told.get("refused")
         broken += [*verdict.broken(judged), *deployed.complaints]
-        broken += [f"{judged['records']['dead_lettered']} dead letters"] if judged["records"]["dead_lettered"] else []
-        broken += [f"an error stayed: {status['error']}"] if status.get("error") else []
+        broken += [f"an error stayed: {error}" for error in errors_in(status)]
+        if load.emitted(self._folder) is None:
+            broken.append("the source was not read to its end")
         broken += [f"processes were left over: {left}"] if left else []
         path = self._draw(judged, broken)
         if not broken:
@@ -130,7 +144,7 @@ class Scene:
         return verdict.phase_at(found, at_us), found
 
     def _draw(self, judged: dict[str, Any], broken: Sequence[str]) -> Path:
-        releases = verdict.read(self._folder / "out.jsonl", self._begun_us)
+        releases = verdict.Run(self._folder, self._begun_us).releases(LEDGER)
         moves = [
             {"start_us": one.story[0].at_us, "end_us": one.story[-1].at_us, "protocol": one.move.protocol, "label": ""}
             for one in verdict.journalled(self._folder, self._begun_us)
@@ -144,6 +158,21 @@ class Scene:
         path = self._options.out / "chaos.png"
         picture.latency_over_time(path, {"all keys": releases}, moves, title, self._zero_us, marks)
         return path
+
+
+def _told(outcome: phases.Outcome) -> dict[str, Any]:
+    found = msgspec.to_builtins(outcome)
+    del found["after"]
+    return {**found, "hit": outcome.is_hit}
+
+
+def errors_in(status: dict[str, Any]) -> list[str]:
+    """What `status` says that went wrong for good."""
+    stages = status.get("stages", {}).items()
+    found = {"": status.get("error"), "the source: ": status.get("source", {}).get("error")}
+    found |= {f"stage {name}: ": stage["error"] for name, stage in stages}
+    found |= {f"{instance}: ": one["error"] for _, stage in stages for instance, one in stage["instances"].items()}
+    return [f"{where}{error}" for where, error in found.items() if error]
 
 
 def _batches(status: dict[str, Any]) -> dict[str, float]:

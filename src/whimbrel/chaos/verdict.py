@@ -1,72 +1,149 @@
-"""The verdict on a run: every result against the sequential run, every migration, every fault and its recovery.
+"""The verdict on a run: every result and dead letter against the oracle, every migration, every fault and its recovery.
 
-All of it is computed from what the deployment has left behind: the ingress log, the file of results, the journal.
-Clocks may have been whole hours off; a run is shorter than that, so what they said is put right.
+All of it is computed from what the deployment has left behind: how many rows its source has emitted, the file of
+results, the dead letters, the journal. What the results must be is not asked of the product (oracle.py). Clocks may
+have been whole hours off; a run is shorter than that, so what they said is put right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from whimbrel.bench.measure import Release, compare, measure, percentiles, sequential
-from whimbrel.bench.witness import FAULTS
+from whimbrel.bench.measure import Release, measure, percentiles
+from whimbrel.bench.oracle import FAULTS
+from whimbrel.chaos import load, oracle
 from whimbrel.chaos.engine import Struck
-from whimbrel.chaos.load import HOUR_US, STAGE, Load
+from whimbrel.chaos.faults import HOUR_US
+from whimbrel.chaos.oracle import ENTRY, INTAKE, LEDGER, SHOPS, Letter
 from whimbrel.chaos.plan import ORCHESTRATOR
+from whimbrel.chaos.rows import Load
+from whimbrel.control.control import router_of
 from whimbrel.control.journal import JOURNAL, JournalReader
 from whimbrel.core.protocols.machine import ABORTED, Migration
 from whimbrel.core.record import Result
+from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
 from whimbrel.log import EmbeddedLog
 
+Line = Mapping[str, Any]
+"""A result as it stands in the file."""
+KEYS = {LEDGER: "account", SHOPS: "shop"}
+"""By stage: the column that its keys are in."""
 
-def judge(folder: Path, load: Load, struck: Sequence[Struck], begun_us: int, zero_us: int) -> dict[str, Any]:
-    """What was right, what moved, what struck, and how long it took. Nothing may run there any more.
 
-    `begun_us`: before anything was sent. `zero_us`: when chaos began.
+class Run:
+    """What a run has left behind. Nothing may run there any more."""
+
+    def __init__(self, folder: Path, begun_us: int) -> None:
+        """`begun_us`: before anything was sent."""
+        self.folder, self.begun_us = folder, begun_us
+        self.moments = load.moments(folder)
+        self._rows = [row for row, _ in self.moments]
+        self._times = [us for _, us in self.moments]
+        self.lines = self._read()
+
+    def _read(self) -> list[Line]:
+        """The results, in the order of their release."""
+        file = self.folder / "out.jsonl"
+        decode = msgspec.json.Decoder().decode
+        return [decode(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+    def emitted(self) -> int:
+        """How many rows the source has emitted; if it never came to its end, up to the last that is known."""
+        seen = max((line["row"] for line in self.lines), default=-1) + 1
+        known = load.emitted(self.folder)
+        return max([seen, *(row + 1 for row in self._rows)]) if known is None else known
+
+    def came_us(self, row: int) -> int:
+        """When the source emitted a row, to within a few rows."""
+        place = bisect_right(self._rows, row) - 1
+        return self._times[max(place, 0)] if self._times else self.begun_us
+
+    def row_at(self, at_us: int) -> int:
+        """The last row that was emitted before a moment, to within a few rows."""
+        return max((row for row, us in self.moments if us <= at_us), default=-1)
+
+    def releases(self, stage: str) -> list[Release]:
+        """The results of records, by the keys of a stage. Those of timers come when event time says so."""
+        found = []
+        for line in self.lines:
+            if line["kind"] == ENTRY:
+                came, left = self.came_us(line["row"]), righted(line["_released_us"], self.begun_us)
+                result = Result(line[KEYS[stage]], 0, line["row"], line["part"], came, came, {})
+                found.append(Release(max(left, came), result))
+        return sorted(found, key=lambda release: release.at_us)
+
+    def letters(self) -> Counter[Letter]:
+        """The dead letters, by what caused them."""
+        log = EmbeddedLog(self.folder / "data" / "logs" / "dead-letters.db")
+        try:
+            return Counter(map(_caused, DeadLetters(log).read()))
+        finally:
+            log.close()
+
+
+def _caused(letter: DeadLetter) -> Letter:
+    if letter.reason != "operator failed":
+        return Letter(INTAKE if letter.source == INTAKE else letter.source, letter.position)
+    event = msgspec.json.decode(letter.record)
+    stage = next((stage for stage in KEYS if letter.source == router_of(stage)), letter.source)
+    return Letter(stage, event.get("row", -1), event.get("part", 0))
+
+
+def judge(
+    folder: Path, job: Load, struck: Sequence[Struck], begun_us: int, zero_us: int, acknowledged: int | None = None
+) -> dict[str, Any]:
+    """What was right, what moved, what struck, and how long it took.
+
+    `begun_us`: before anything was sent. `zero_us`: when chaos began. `acknowledged`: records that the gateway says it
+    has taken in.
     """
-    ingress = EmbeddedLog(folder / "data" / "logs" / f"ingress-{STAGE}.db")
-    expected, sent = sequential(ingress, load.operator())
-    ingress.close()
-    releases, migrations = read(folder / "out.jsonl", begun_us), journalled(folder, begun_us)
-    latencies = percentiles([release.latency_us for release in releases])
+    run = Run(folder, begun_us)
+    sent = run.emitted()
+    expected = oracle.expect(job, sent)
+    letters = run.letters()
+    releases = {stage: run.releases(stage) for stage in KEYS}
+    migrations = journalled(folder, begun_us)
     return {
-        "records": {"sent": sent, "delivered": len(releases), **compare(expected, releases)},
-        "latency_ms": latencies,
-        "migrations": [measure(one, one.move.selection, releases, 0) for one in migrations],
+        "records": {
+            "sent": sent,
+            "acceptable": expected.accepted,
+            "acknowledged": acknowledged,
+            "expected": sum(map(len, expected.results.values())),
+            "delivered": len(run.lines),
+            **oracle.judge(expected, run.lines),
+            "dead_lettered": letters.total(),
+            "dead_letters": {"expected": len(expected.letters), **oracle.judge_letters(expected, letters)},
+        },
+        "latency_ms": percentiles([release.latency_us for release in releases[LEDGER]]),
+        "migrations": [measure(one, one.move.selection, releases[one.move.stage], 0) for one in migrations],
         "faults": [_told(one, migrations, zero_us) for one in struck],
-        "recoveries": [{"fault": number, **recovery(one, releases)} for number, one in enumerate(struck)],
+        "recoveries": [{"fault": number, **recovery(one, run)} for number, one in enumerate(struck)],
     }
 
 
 def broken(judged: dict[str, Any]) -> list[str]:
     """What is not as it must be, a line each."""
-    found = [
-        f"{judged['records'][name]} results {name.replace('_', ' ')}" for name in FAULTS if judged["records"][name]
-    ]
+    records = judged["records"]
+    found = [f"{records[name]} results {name.replace('_', ' ')}" for name in FAULTS if records[name]]
+    letters = records["dead_letters"]
+    found += [f"{letters[name]} dead letters {name}" for name in ("lost", "duplicated", "wrong") if letters[name]]
+    if records["acknowledged"] not in (None, records["acceptable"]):
+        found.append(
+            f"the gateway says it has taken in {records['acknowledged']} records; the source has emitted "
+            f"{records['acceptable']} that it must take"
+        )
     for migration in judged["migrations"]:
         if migration["outcome"] not in ("done", ABORTED):
             found.append(f"{migration['id']} has not ended: it is {migration['outcome']}")
         elif migration["outcome"] == ABORTED and not migration["reason"]:
             found.append(f"{migration['id']} was aborted without a reason")
-    return found
-
-
-def read(results: Path, begun_us: int) -> list[Release]:
-    """The results of a run, in the order of their release."""
-    decode = msgspec.json.Decoder().decode
-    found = []
-    for line in results.read_bytes().splitlines():
-        values = decode(line)
-        key, epoch, seq, n, came, left = (
-            values.pop(name) for name in ("_key", "_epoch", "_seq", "_n", "_ingress_us", "_released_us")
-        )
-        came, left = righted(came, begun_us), righted(left, begun_us)
-        found.append(Release(left, Result(key, epoch, seq, n, came, came, values)))
     return found
 
 
@@ -90,14 +167,17 @@ def phase_at(migration: Migration, at_us: int) -> str:
     return next((line.phase for line in migration.story if line.at_us > at_us), migration.phase)
 
 
-def recovery(struck: Struck, releases: Sequence[Release]) -> dict[str, float | None]:
-    """Milliseconds until half of the stricken keys had a result again whose record had come in behind the fault
+def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
+    """Milliseconds until half of the stricken keys had a result again whose row was emitted behind the fault
     (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is
     the first, or the second if the fault holds no results up."""
+    row = run.row_at(struck.at_us)
     first: dict[str, int] = {}
-    for at_us, result in releases:
-        if result.ingress_us > struck.at_us and result.key in struck.keys:
-            first.setdefault(result.key, at_us)
+    for line in run.lines:
+        if line["row"] > row and line["kind"] == ENTRY:
+            for key in (line["account"], line["shop"]):
+                if key in struck.keys and key not in first:
+                    first[key] = righted(line["_released_us"], run.begun_us)
     flow = round((median(first.values()) - struck.at_us) / 1000, 1) if first else None
     is_held_up = bool(struck.keys) and struck.role != ORCHESTRATOR
     return {"ms": flow if is_held_up else struck.back_ms, "flow_ms": flow, "back_ms": struck.back_ms}

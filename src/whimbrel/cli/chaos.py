@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -13,18 +15,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from whimbrel.bench import report
-from whimbrel.bench.witness import FAULTS
+from whimbrel.bench.oracle import FAULTS
 from whimbrel.chaos import run as scene
-from whimbrel.chaos.phases import VICTIMS
-from whimbrel.chaos.plan import KINDS
+from whimbrel.chaos.phases import VICTIMS, cases
+from whimbrel.chaos.plan import KINDS, USUAL
+from whimbrel.core.errors import Refused
 
+RARE = [name for name in KINDS if name not in USUAL]
 EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.says})" for name, kind in KINDS.items())
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option(min=0.2, max=40, help="How long faults strike, five a minute.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=0.2, max=40, help="How long faults strike, six a minute.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Makes the plan of faults, and the records.")] = 1,
-    faults: Annotated[str, typer.Option(help=f"Only these kinds: {', '.join(KINDS)}.")] = "",
+    faults: Annotated[
+        str, typer.Option(help=f"Only these kinds: {', '.join(KINDS)}. Not among the usual ones: {', '.join(RARE)}.")
+    ] = "",
+    rate: Annotated[float, typer.Option(min=1, help="Records a second.")] = 500.0,
     json: Annotated[Path | None, typer.Option(help="Also write the report here.")] = None,
     data: Annotated[
         Path | None,
@@ -33,26 +40,33 @@ def chaos(
     out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-chaos"),
     every_phase: Annotated[
         bool,
-        typer.Option("--every-phase", help="Instead: kill every party in every phase of live, pause, push, fetch."),
+        typer.Option("--every-phase", help="Instead: kill every party in every phase of every protocol."),
     ] = False,
+    protocols: Annotated[str, typer.Option(help="With --every-phase: only these protocols.")] = "",
+    phases: Annotated[str, typer.Option(help="With --every-phase: only these phases.")] = "",
+    victims: Annotated[str, typer.Option(help=f"With --every-phase: only these of {', '.join(VICTIMS)}.")] = "",
 ) -> None:
     """Real processes under load, and faults: who is killed, stopped, cut off or slowed down must not cost a result.
 
     An orchestrator, a gateway and three sites; keys move all the time, by all protocols, and faults strike at the
-    phases of their moves. Then everything must come to rest, every result is compared with a sequential run, and no
-    process may be left over: exit status 0 only if all of that holds. Ctrl-C ends it, and all it has started.
+    phases of their moves. Then everything must come to rest, every result and dead letter is compared with what plain
+    Python makes of the same rows, and no process may be left over: exit status 0 only if all of that holds. Ctrl-C ends
+    it, and all it has started.
 
     Example: whimbrel chaos --minutes 5 --seed 7 --faults kill,stop,cut
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends all it has started
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    kinds = [name.strip() for name in faults.split(",") if name.strip()] or list(KINDS)
-    options = scene.Options(seed, data, out)
+    if (protocols or phases or victims) and not every_phase:
+        raise Refused("--protocols, --phases and --victims choose among the cases of --every-phase; give that as well")
+    wanted = cases(_names(protocols), _names(phases), _names(victims)) if every_phase else []
+    options = scene.Options(seed, rate, data, out)
     console.print(f"[bold]whimbrel chaos[/], seed {seed}")
     with _Progress(console) as progress:
         if every_phase:
-            figures = scene.run_every_phase(options, show=progress.show)
+            figures = scene.run_every_phase(options, wanted, progress.show)
         else:
-            figures = scene.run(options, minutes, kinds, progress.show)
+            figures = scene.run(options, minutes, _names(faults), progress.show)
     report.write(figures, out / "report.json")
     if json is not None:
         report.write(figures, json)
@@ -60,16 +74,25 @@ def chaos(
     console.print(_moves(figures))
     counts = figures["records"]
     console.print(
-        f"sent {counts['sent']:,}, delivered {counts['delivered']:,}; "
+        f"sent {counts['sent']:,}, delivered {counts['delivered']:,} of {counts['expected']:,}; "
         + ", ".join(f"{name} {counts[name]}" for name in (*FAULTS, "dead_lettered", "refused"))
         + f"; processes left over: {figures['left_over']}"
     )
+    letters = counts["dead_letters"]
+    console.print("dead letters: " + ", ".join(f"{name} {count}" for name, count in letters.items()))
+    recovered = [one["ms"] for one in figures["recoveries"] if one["ms"] is not None]
+    if recovered:
+        console.print(f"median recovery: {median(recovered) / 1000:.1f} s, of {len(recovered)} faults")
     console.print(f"picture: {figures['picture']}\nreport:  {out / 'report.json'}")
     if not figures["held"]:
         for line in figures["broken"]:
             console.print(f"[bold red]broken[/]: {escape(line)}")
         console.print(f"everything it left behind is in {figures['data']}")
         raise typer.Exit(1)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _faults(figures: dict[str, Any]) -> Table:

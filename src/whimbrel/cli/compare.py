@@ -16,10 +16,10 @@ from rich.table import Table
 
 from whimbrel.bench import report
 from whimbrel.bench.comparison import Comparison
+from whimbrel.bench.oracle import FAULTS
 from whimbrel.bench.run import Setting, described
 from whimbrel.bench.scenarios import SCENARIOS, candidate, overridden, scenario_named, shortened
 from whimbrel.bench.summary import MOVED, RESTORED, STILL, figures
-from whimbrel.bench.witness import FAULTS
 from whimbrel.core.errors import UnknownName
 
 FOLDER = Path("whimbrel-bench")

@@ -1,0 +1,87 @@
+"""What the job brings into each process: a wall clock and HTTP calls that can be disturbed from outside, by files.
+
+    clock-<role>    by how many microseconds the process's wall clock is off
+    calls-<role>    `requests`: what it asks of others does not arrive; `answers`: it does, but no answer comes back
+
+A packet filter would need root and a kernel with the right modules. Here the caller meets what it would meet behind
+one: a call waits until the cut is mended, as TCP would send it again, or until its own timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+
+CLOCK, CALLS = "clock", "calls"
+REQUESTS, ANSWERS = "requests", "answers"
+PERIOD = 0.05
+_time_ns = time.time_ns
+
+
+def true_us() -> int:
+    """The wall clock as the machine has it."""
+    return _time_ns() // 1000
+
+
+def file_of(folder: Path, what: str, role: str) -> Path:
+    """The file by which a role is disturbed."""
+    return folder / f"{what}-{role}"
+
+
+def disturb(folder: Path, what: str, role: str, text: str) -> None:
+    """Disturb a role; an empty text ends it."""
+    file = file_of(folder, what, role)
+    if text:
+        draft = file.with_name(f"{file.name}.draft")
+        draft.write_text(text, encoding="ascii")
+        draft.replace(file)
+    else:
+        file.unlink(missing_ok=True)
+
+
+def install(folder: Path, role: str) -> None:
+    """Let this process be disturbed. Once: a job may be imported again."""
+    if time.time_ns is not _time_ns:
+        return
+    off, calls = _Told(file_of(folder, CLOCK, role)), _Told(file_of(folder, CALLS, role))
+    time.time_ns = lambda: _time_ns() + int(off.now() or 0) * 1000
+    time.time = lambda: time.time_ns() / 1e9
+    handle = httpx.HTTPTransport.handle_request
+
+    def disturbed(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        patience = request.extensions.get("timeout", {})
+        _wait(calls, REQUESTS, patience.get("connect"), httpx.ConnectTimeout)
+        response = handle(transport, request)
+        if calls.now() == ANSWERS:
+            response.read()  # the other side has answered
+            _wait(calls, ANSWERS, patience.get("read"), httpx.ReadTimeout)
+        return response
+
+    httpx.HTTPTransport.handle_request = disturbed  # type: ignore[method-assign, assignment]
+
+
+def _wait(calls: _Told, what: str, patience: float | None, error: type[httpx.TimeoutException]) -> None:
+    end = time.monotonic() + (60.0 if patience is None else patience)
+    while calls.now() == what:
+        if time.monotonic() > end:
+            raise error(f"chaos: {what} do not get through")
+        time.sleep(PERIOD)
+
+
+class _Told:
+    """What a file says; looked at several times a second at most."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._text, self._next = file, "", 0.0
+
+    def now(self) -> str:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PERIOD
+            try:
+                self._text = self._file.read_text(encoding="ascii")
+            except OSError:
+                self._text = ""
+        return self._text
