@@ -22,7 +22,7 @@ from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.control.orders import Answered, Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Stop, Unavailable, UnknownName
+from whimbrel.core.errors import Conflict, Corrupt, Full, NewerFormat, Stop, Unavailable, UnknownName
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols.machine import Abandoned, Migration
 from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
@@ -696,6 +696,38 @@ def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
         assert found in [(b"1", {"a": 1, "b": 1}), (b"2", {"a": 2, "b": 1})]
         again.close()
     assert 3 < len(states) < 12
+
+
+def test_migrations_and_the_answer_to_their_request_are_written_as_one_wherever_the_process_dies(
+    tmp_path: Path,
+) -> None:
+    died = 0
+    for at in range(12):
+        path = tmp_path / f"{at}.db"
+        journal = Journal(path)
+        journal._db = Mortal(journal._db, at)  # type: ignore[assignment]
+        try:
+            journal.write(migration("m1"), migration("m2"), answer=("mine", b"m1, m2"))
+        except KeyboardInterrupt:
+            died += 1
+        journal.close()
+        again = Journal(path)
+        found = ([one.move.id for one in again.migrations()], again.answer("mine"))
+        assert found in [([], None), (["m1", "m2"], b"m1, m2")]
+        again.close()
+    assert 3 < died < 12
+
+
+def test_a_journal_for_which_there_is_no_room_says_so_and_goes_on_when_there_is(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(Full, match="no room on the disk: the journal cannot be written"):
+        journal.save("large", b"x" * 100_000)
+    assert journal.load("large") is None
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    journal.save("large", b"x" * 100_000)
+    journal.close()
 
 
 def test_a_journal_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
