@@ -3,6 +3,7 @@ of, and the ingress log trimmed behind them; whoever dies, and whether the store
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +23,9 @@ from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import EVERY_BIN, part_of
+from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Outgoing, Post, Record, Said, Unreadable
+from whimbrel.core.record import Kind, Move, Outgoing, Post, Record, Said, Unreadable
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
@@ -406,6 +407,30 @@ def test_while_the_store_is_away_everything_goes_on_and_no_more_is_ordered(house
     house.hand.batch()
     until(lambda: house.store.checkpoint == 3, "the checkpoint")
     assert (house.stored(), house.store.under_way_bytes) == (house.truth, 0)
+
+
+@pytest.mark.parametrize("mounted", [False, True], ids=["no folder", "an empty folder"])
+def test_a_store_that_is_not_mounted_is_no_store_that_has_nothing(house: House, mounted: bool) -> None:
+    """What is put there meanwhile does not count, and nothing is restored from it as if there had never been more."""
+    house.send(a=1)
+    house.save()
+    covered, store = house.store.covered, house.folder / "store"
+    store.rename(house.folder / "elsewhere")
+    if mounted:
+        store.mkdir()
+    house.send(a=10)
+    house.order()
+    house.hand.batch()
+    until(lambda: "it is away or not mounted" in (house.store.error or ""), "it is noticed")
+    assert (house.store.covered, house.store.checkpoint) == (covered, 1)
+    move = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({house.flow.gateway.name}), "replay")
+    assert house.flow.restoring is not None
+    with pytest.raises(Unavailable, match="it is away or not mounted"):
+        house.flow.restoring.load(move, None)
+    shutil.rmtree(store, ignore_errors=True)
+    (house.folder / "elsewhere").rename(store)
+    until(lambda: house.store.checkpoint == 2, "it is back")
+    assert house.stored() == {"a": 11}
 
 
 @pytest.mark.parametrize("is_spooled", [False, True], ids=["at rest", "with a saving under way"])

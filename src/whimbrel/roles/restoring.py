@@ -60,12 +60,22 @@ class Restoring:
         with self._loading:
             since = self.since(checkpoint)
             delivered = self._outlet.delivered_of(move.selection)
-            counted = _Counted(self._store.load(self._stage, move.selection, checkpoint))
+            counted = _Counted(self._versions(move, checkpoint))
             inbox, writer = self._inbox_of(move.destination), f"store/{move.id}/{secrets.token_hex(8)}"
             for number, posts in enumerate(_bundled(loads(move, counted, delivered))):
                 blob = codec.encode_posts((post.kind, post.bin, post.body) for post in posts)
                 inbox.append(blob, count=len(posts), writer=writer, counter=number, lane=Lane.CONTROL)
         return Loaded({self._gateway.name: since}, counted.keys, counted.size)
+
+    def _versions(self, move: Move, checkpoint: int | None) -> Iterator[Version]:
+        """What the store has, if it is the store: a volume that is not mounted looks like one that has nothing."""
+        self._check_there()
+        yield from self._store.load(self._stage, move.selection, checkpoint)
+        self._check_there()  # behind the last version, before the destination hears that it has all
+
+    def _check_there(self) -> None:
+        if self._gateway.covered() >= 0:
+            self._store.check_there(self._stage)
 
     def checkpoints(self) -> list[int]:
         """Those that can be loaded, oldest first."""

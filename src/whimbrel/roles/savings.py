@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from whimbrel.control.ports import StoreStatus
-from whimbrel.core.errors import Refused
+from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.record import Saved
 from whimbrel.core.router import NOBODY
 from whimbrel.gateway.gateway import Gateway
@@ -55,6 +55,7 @@ class Savings:
         self._run_name, self._since = run, -1
         self._instances: list[str] = []
         self._uploaders: dict[str, Uploader] = {}
+        self._was_away = False
         self._sealed: set[tuple[str, int]] = set()
         """Which parts have saved since the last checkpoint."""
         self._number = gateway.ingress.counter("savings")
@@ -106,6 +107,9 @@ class Savings:
         """Do all there is to do now."""
         if self._since < 0:
             self._since = self._claim()
+        if self._was_away:
+            self._check_there()
+            self._uploaders, self._was_away = {}, False
         self.keeper.look()
         instances = self._instances
         self._uploaders = {name: self._uploaders.get(name) or self._uploader(name) for name in instances}
@@ -120,6 +124,15 @@ class Savings:
         self._gateway.keep_from(self.keeper.covered)
         if self._is_asked.is_set() or time.monotonic() >= self._next:
             self._order()
+
+    def _check_there(self) -> None:
+        """Raise `Unavailable` if the store is away. What was put meanwhile lies in a folder that something else will be
+        mounted over: it does not count, and is carried again from the spools."""
+        try:
+            self.store.check_there(self.stage.name)
+        except Unavailable:
+            self._was_away = True
+            raise
 
     def _claim(self) -> int:
         """Make sure that these states are ours; return from which saving on.
@@ -161,6 +174,7 @@ class Savings:
         return Uploader(self.stage.name, name, parts, spool, self.store, self._count, self._since)
 
     def _count(self, saved: Saved) -> None:
+        self._check_there()
         self._gateway.count(saved)
         self._sealed.add((saved.instance, saved.part))
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Conflict
+from whimbrel.core.errors import Conflict, Unavailable
 from whimbrel.core.keys import EVERYTHING, Selection
 from whimbrel.core.saving import Line, Version
 from whimbrel.store import names
@@ -82,6 +82,14 @@ class CentralStore:
         """Whose states these are; None: nobody's, or somebody has taken them away."""
         blob = self.objects.get(names.owner(stage))
         return None if blob is None else opened(names.owner(stage), blob, Owner)
+
+    def check_there(self, stage: str) -> None:
+        """Raise `Unavailable` if a stage's states are not there, though they belong to somebody: the store is away."""
+        if self.owner(stage) is None:
+            raise Unavailable(
+                f"the store has nothing of {stage}, not even whose states they are: it is away or not mounted. To save "
+                "everything anew into an empty one, start the gateway again"
+            )
 
     def claim(self, stage: str, owner: Owner) -> None:
         """From now on these states belong to somebody."""

@@ -1,0 +1,128 @@
+"""Power failures: a run goes on from whatever was on the disk at a moment, and every result is there exactly once.
+
+With durability="power" always. With "process" the logs may be of different moments then, and a start may refuse them
+with what is missing; but whenever it goes on, every result is right. `make soak` does it two hundred times each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+import whimbrel as wb
+from tests.power.disk import Disk, build_shim
+from tests.power.job import expected, job
+from whimbrel.core.errors import Stop, WhimbrelError
+from whimbrel.spark.session import session
+
+FAILURES = int(os.environ.get("WHIMBREL_POWER_FAILURES", "3"))
+"""How many, of each durability."""
+AT_ONCE = 40
+"""Images of one run at most."""
+SECONDS = 1.5
+"""Between two of them, about."""
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(6 * 3600)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    spark = session("whimbrel-power")
+    yield spark
+    spark.stop()
+
+
+def images(disk: Disk, folder: Path, durability: str, number: int, rows: int, seed: int) -> Iterator[Path]:
+    """Let a run run, and cut the power at some moments of it."""
+    random = Random(seed)
+    with (folder / "errors.txt").open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.power.job", str(disk.root), durability, str(rows)],
+            env={**os.environ, **disk.environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line == "runs\n":
+                    break
+            assert child.poll() is None, (folder / "errors.txt").read_text()[-3000:]
+            for one in range(number):
+                deadline = time.monotonic() + random.uniform(0.2, 2 * SECONDS)
+                while time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert child.poll() is None, "the run has ended too early"
+                _all(child.pid, signal.SIGSTOP)
+                disk.image(folder / f"image-{one}", random if one % 2 else None)
+                _all(child.pid, signal.SIGCONT)
+        finally:
+            _all(child.pid, signal.SIGKILL)
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+    for one in range(number):
+        yield folder / f"image-{one}"
+
+
+def _all(leader: int, number: signal.Signals) -> None:
+    """Every process of the run: Spark's workers have groups of their own, but share its session."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                os.kill(int(path.parent.name), number)
+        except (OSError, IndexError):  # it ended just now
+            pass
+
+
+def goes_on(spark: SparkSession, root: Path, image: Path, durability: str, rows: int) -> WhimbrelError | None:
+    """Start from an image, and run to the end; the error, if that is refused."""
+    shutil.rmtree(root)
+    shutil.copytree(image, root)
+    try:
+        with wb.run(job(root, rows, None), data=root / "data", durability=durability, spark=spark):
+            pass
+    except Stop as refusal:
+        return refusal
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for line in (root / "out.jsonl").read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        found.setdefault(values["key"], []).append((values["row"], values["count"], values["total"]))
+    assert found == expected(rows), f"results are lost, doubled or wrong; the image is {image}"
+    return None
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+def test_a_power_failure_costs_nothing_or_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    monkeypatch.setattr("whimbrel.app.WARM_UPS", 1)
+    shim, refusals, done = build_shim(tmp_path), list[WhimbrelError](), 0
+    while done < FAILURES:
+        number = min(AT_ONCE, FAILURES - done)
+        folder = tmp_path / f"run-{done}"
+        disk = Disk(folder / "disk", folder / "shadow", shim)
+        rows = int(250 * (number * 3 * SECONDS + 30))
+        for image in images(disk, folder, durability, number, rows, seed=done):
+            refusal = goes_on(spark, disk.root, image, durability, rows)
+            refusals += [refusal] if refusal is not None else []
+            shutil.rmtree(image)
+        done += number
+        shutil.rmtree(folder)
+    print(f"\n{durability}: {done} power failures, {len(refusals)} refused", *map(str, refusals), sep="\n  ")
+    assert durability == "process" or not refusals, refusals
+    assert all("lack" in str(refusal) or "is gone" in str(refusal) or "old" in str(refusal) for refusal in refusals)
