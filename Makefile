@@ -10,7 +10,7 @@ RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check fmt lock clean
+.PHONY: help setup demo test soak check fmt lock clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,11 @@ demo: setup  ## run the demo
 test: check  ## check, then run all tests: first what needs no Spark
 	$(BIN)/pytest -m "not spark" -n auto --dist loadfile
 	$(BIN)/pytest -m spark -n 2 --dist loadfile --durations 15
+
+soak: setup  ## what takes hours: power failures, chaos, every phase of every protocol
+	WHIMBREL_POWER_FAILURES=200 $(BIN)/pytest tests/power -s
+	for seed in 1 2 3 4 5; do $(BIN)/whimbrel chaos --minutes 5 --seed $$seed || exit 1; done
+	$(BIN)/whimbrel chaos --every-phase
 
 check: setup  ## lint, formatting, types, layers
 	$(BIN)/ruff check

@@ -20,6 +20,7 @@ from whimbrel.bench.oracle import FAULTS, averages
 from whimbrel.bench.witness import Witness
 from whimbrel.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
 from whimbrel.core.protocols.machine import Migration
+from whimbrel.log.durability import PROCESS
 from whimbrel.pipeline import Items, Pipeline
 from whimbrel.roles.site import TRIGGER
 
@@ -40,6 +41,7 @@ class Options:
     data: Path | None = None
     out: Path = Path("whimbrel-demo")
     trigger: str = TRIGGER
+    durability: str = PROCESS
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
     readings = vehicles(options.keys, rows, options.seed)
     source = Items(readings, VEHICLE_SCHEMA, options.rate)
     pipeline = Pipeline("whimbrel-demo", source, key="vehicle").stage(STAGE, AverageSpeed())
-    app = application.run(pipeline, SITES, data=options.data, watch=witness, trigger=options.trigger)
+    settings: dict[str, Any] = {"trigger": options.trigger, "durability": options.durability}
+    app = application.run(pipeline, SITES, data=options.data, watch=witness, **settings)
     moved: list[Migration] = []
     try:
         start = time.monotonic()

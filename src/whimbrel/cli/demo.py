@@ -14,6 +14,7 @@ from rich.table import Table
 from whimbrel.app import App
 from whimbrel.bench import demo as scene
 from whimbrel.bench import report
+from whimbrel.log.durability import PROCESS
 from whimbrel.roles.site import TRIGGER
 
 
@@ -29,13 +30,16 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-demo"),
     trigger: Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")] = TRIGGER,
+    durability: Annotated[
+        str, typer.Option(help='"process", or "power": what is acknowledged survives a power failure.')
+    ] = PROCESS,
 ) -> None:
     """A cloud and two edges on this machine; half of a fleet moves live, half pauses, and half restarts.
 
     Example: whimbrel demo --seconds 60 --rate 2000 --keys 1000
     """
     console = Console()
-    options = scene.Options(seconds, rate, keys, seed, data, out, trigger)
+    options = scene.Options(seconds, rate, keys, seed, data, out, trigger, durability)
     display = _Plain(console) if headless or not sys.stdout.isatty() else _Screen(console, options)
     console.print(f"[bold]whimbrel demo[/]: {keys:,} vehicles, {rate:,} records/s; sites: {', '.join(scene.SITES)}")
     console.print(f"starting Spark, then {scene.WARM_UP:.0f} s of warm-up and {seconds:.0f} s of measuring ...")

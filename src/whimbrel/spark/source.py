@@ -16,6 +16,7 @@ driver, `read` in a task.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -220,12 +221,24 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 # ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────
 
-_logs: dict[tuple[str, bool], Log] = {}
+_logs: dict[tuple[str, bool], tuple[Log, int]] = {}
+"""By path and durability: the log, and the file that it has open."""
 
 
 def open_log(path: str, durable: bool = False) -> Log:
-    """The log at a path, opened once a process: readers are made anew for each task."""
-    log = _logs.get((path, durable))
-    if log is None:
-        log = _logs[path, durable] = EmbeddedLog(Path(path), create=True, durable=durable)
-    return log
+    """The log at a path, opened once a process: readers are made anew for each task. A worker may outlive a data
+    directory: another file under the same name is another log."""
+    found = _logs.get((path, durable))
+    if found is None or _inode(path) != found[1]:
+        if found is not None:
+            found[0].close()
+        log = EmbeddedLog(Path(path), create=True, durable=durable)
+        found = _logs[path, durable] = log, _inode(path)
+    return found[0]
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return -1

@@ -13,10 +13,12 @@ A whole instance moves, with its inbox: routes and epochs do not change, and no 
 Guarantees   exactly once, per-key order: the instance goes on from its checkpoint, in the same inbox.
 Price        nothing of the instance is served from the stop until the query has started again.
 No return    when the start is ordered: from then on the instance may have run there, and the old checkpoint is history.
-             Before that, and if the start fails outright, it is started again where it was.
-If one dies  the origin: its checkpoint is copied from its disk all the same. The target: back to the origin. The
-             coordinator: its journal knows the phase, whose command it repeats; stopping what is stopped, copying
-             again and starting what runs change nothing.
+             Before that it is started again where it was; after it only if the target itself says, by what lies on its
+             disk, that nothing has run there. That the target cannot be reached says nothing.
+If one dies  the origin: its checkpoint is copied from its disk all the same. The target: before the start is ordered,
+             back to the origin; after that, the start is repeated until it is back. The coordinator: its journal knows
+             the phase, whose command it repeats; stopping what is stopped, copying again and starting what runs change
+             nothing.
 """
 
 from __future__ import annotations
