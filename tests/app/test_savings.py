@@ -20,11 +20,11 @@ from tests.app.waiting import until
 from whimbrel.control.journal import GATEWAY, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.errors import Refused, Retry, Unavailable
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import EVERY_BIN, part_of
+from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Outgoing, Post, Record, Unreadable
+from whimbrel.core.record import Kind, Move, Outgoing, Post, Record, Unreadable
 from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
@@ -290,6 +290,8 @@ def test_nothing_is_trimmed_before_it_is_known_which_checkpoints_there_are(house
         house.save()
     ingress = house.flow.gateway.ingress
     until(lambda: ingress.head() == 1, "the log to be trimmed")
+    assert house.flow.gateway.covered() // codec.ROWS == 3
+    assert house.flow.save()
     house.end()
     house.begin_gateway(is_open=False)
     until(lambda: house.store.error is not None, "the store to be missed")
@@ -305,6 +307,16 @@ def test_a_checkpoint_covers_no_more_than_the_gateway_knows_to_be_saved(
     house.send(a=1)
     house.save()
     assert house.savings.store.covered("sum", 1) == 7
+
+
+def test_a_fence_that_the_outlet_has_not_committed_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be down to its last commit any moment, and let the lost one's results out again."""
+    monkeypatch.setattr("whimbrel.roles.restoring.PATIENCE", 0.01)
+    assert house.flow.restoring is not None
+    lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), "replay")
+    house.flow.outlet.stop()
+    with pytest.raises(Retry, match="has not committed the fence of m1 yet"):
+        house.flow.restoring.fence(lost)
 
 
 def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None:
