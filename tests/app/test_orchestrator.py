@@ -698,7 +698,7 @@ def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
     assert 3 < len(states) < 12
 
 
-def test_migrations_and_the_answer_to_their_request_are_written_as_one_wherever_the_process_dies(
+def test_migrations_and_the_answer_to_a_request_are_written_as_one_wherever_the_process_dies(
     tmp_path: Path,
 ) -> None:
     died = 0

@@ -21,7 +21,7 @@ from tests.app.waiting import until
 from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.control.ports import StoreStatus
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.errors import Refused, Retry, Unavailable
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
@@ -155,7 +155,7 @@ class House:
         decisions.close()
         self.begin_gateway(stores=stores, every=every)
 
-    def begin_gateway(self, *, stores: bool = True, every: float = RARELY) -> None:
+    def begin_gateway(self, *, stores: bool = True, every: float = RARELY, is_open: bool = True) -> None:
         data, store = self.folder / "data", str(self.at) if stores else None
         self.journal, self.logs = GatewayJournal(data / GATEWAY_JOURNAL), Logs(data / "logs")
         options: dict[str, Any] = {"keep": False, "max_backlog": 1000, "watch": lambda results, now_us: None}
@@ -172,6 +172,7 @@ class House:
         )
         if self.role.store is not None:
             self.door = self.role.store.objects = Door(self.role.store.objects)
+            self.door.is_open = is_open
         self.role.start()
 
     def end(self) -> None:
@@ -284,6 +285,42 @@ def test_nothing_is_trimmed_for_a_snapshot_that_could_not_be_stored(
     assert house.flow.gateway.ingress.head() == head
     assert house.flow.save()
     assert house.flow.gateway.ingress.head() == head + 2
+
+
+def test_nothing_is_trimmed_before_it_is_known_which_checkpoints_there_are(house: House) -> None:
+    """A gateway starts while the store is away: the oldest checkpoint may need more than the newest one covers."""
+    for n in (1, 2):
+        house.send(a=n)
+        house.save()
+    ingress = house.flow.gateway.ingress
+    until(lambda: ingress.head() == 1, "the log to be trimmed")
+    assert house.flow.gateway.covered() // codec.ROWS == 3
+    assert house.flow.save()
+    house.end()
+    house.begin_gateway(is_open=False)
+    until(lambda: house.store.error is not None, "the store to be missed")
+    assert house.flow.save()
+    assert (house.flow.gateway.covered() // codec.ROWS, house.flow.gateway.ingress.head()) == (3, 1)
+
+
+def test_a_checkpoint_covers_no_more_than_the_gateway_knows_to_be_saved(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys may be under way between two instances, each of which has saved all that it has."""
+    monkeypatch.setattr(house.flow.gateway, "covered", lambda: 7)
+    house.send(a=1)
+    house.save()
+    assert house.savings.store.covered("sum", 1) == 7
+
+
+def test_a_fence_that_the_outlet_has_not_committed_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be down to its last commit any moment, and let the lost one's results out again."""
+    monkeypatch.setattr("whimbrel.roles.restoring.PATIENCE", 0.01)
+    assert house.flow.restoring is not None
+    lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), "replay")
+    house.flow.outlet.stop()
+    with pytest.raises(Retry, match="has not committed the fence of m1 yet"):
+        house.flow.restoring.fence(lost)
 
 
 def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None:
