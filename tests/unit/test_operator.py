@@ -12,7 +12,7 @@ import pytest
 from tests.unit.records import Tape, part
 from whimbrel.core import operator
 from whimbrel.core.errors import Refused
-from whimbrel.core.operator import Context, Emit, takes_context, uses_timers
+from whimbrel.core.operator import Context, Emit, shape_of, takes_context, uses_timers
 
 
 class Plain(operator.Operator):
@@ -89,3 +89,21 @@ def test_a_timer_means_the_same_moment_at_every_site(context: Context) -> None:
     context.timer(datetime(1970, 1, 1, 0, 0, 9))  # what a user may well write
     context.timer(datetime(1970, 1, 1, 0, 0, 9, tzinfo=UTC))
     assert context.timers == [9_000_000]
+
+
+def test_a_shape_is_the_same_whether_its_job_is_run_or_imported() -> None:
+    text = """
+from whimbrel.core.operator import State
+
+class Tape(State):
+    count: int = 0
+    words: tuple[str, ...] = ()
+    known: dict[str, float | None] = {}
+"""
+    imported: dict[str, Any] = {"__name__": "job"}
+    run: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, imported)
+    exec("from __future__ import annotations\n" + text, run)
+    assert shape_of(imported["Tape"]) == shape_of(run["Tape"])
+    exec(text.replace("int = 0", "float = 0.0"), imported)
+    assert shape_of(imported["Tape"]) != shape_of(run["Tape"])

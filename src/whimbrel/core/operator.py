@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 from zlib import crc32
 
 import msgspec
@@ -105,10 +106,25 @@ def uses_timers(operator: Operator) -> bool:
 
 
 def shape_of(state: type) -> str:
-    """A digest of a state's fields: the same at both ends of a move, unless they run different versions of a job."""
+    """A digest of a state's fields: the same at both ends of a move, unless they run different versions of a job.
+
+    And the same whether the job is run or imported: names of modules do not count, nor whether an annotation is text.
+    """
     bases = [inspect.get_annotations(base) for base in reversed(state.__mro__)]
-    fields = {name: str(kind) for annotations in bases for name, kind in annotations.items()}
+    names = dict.fromkeys(name for annotations in bases for name in annotations)
+    try:
+        kinds = get_type_hints(state)
+    except Exception:  # an annotation that means nothing here
+        kinds = {name: kind for annotations in bases for name, kind in annotations.items()}
+    fields = {name: _MODULES.sub("", _shown(kinds[name])) for name in names}
     return f"{crc32(repr(fields).encode()):08x}"
+
+
+_MODULES = re.compile(r"(?:\w+\.)+(?=\w)")
+
+
+def _shown(kind: Any) -> str:
+    return kind.__qualname__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _us(moment: datetime) -> int:

@@ -12,6 +12,7 @@ would begin from nothing, or plan the same batches anew over other records. `che
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._synced: set[Path] = set()
+        self._synced: set[tuple[str, int]] = set()
 
     @property
     def id(self) -> str | None:
@@ -69,18 +70,19 @@ class Checkpoint:
         return self.end(batch - 1), self.end(batch)
 
     def sync(self) -> None:
-        """Have all that lies here on the disk. Files here are written once: each is synced once."""
+        """Have all that lies here on the disk. Files here are written once, and replaced as a whole: each is synced
+        once."""
         if not self._synced:
             sync(self.folder.parent)
         folders = [self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())]
         for folder in folders:
-            fresh = [path for path in folder.iterdir() if path not in self._synced]
-            for path in fresh:
-                with suppress(FileNotFoundError):  # Spark removes what is old meanwhile
-                    sync(path)
-                    self._synced.add(path)
-            if fresh:
-                sync(folder)
+            with suppress(FileNotFoundError):  # Spark removes what is old meanwhile
+                fresh = [one for one in os.scandir(folder) if (one.path, one.inode()) not in self._synced]
+                for one in fresh:
+                    sync(Path(one.path))
+                    self._synced.add((one.path, one.inode()))
+                if fresh:
+                    sync(folder)
 
     def sync_commits(self) -> None:
         """Have the last commit on the disk: only then the batch is never repeated."""
