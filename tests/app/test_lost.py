@@ -386,6 +386,43 @@ def test_a_clock_that_is_put_back_keeps_nobody_from_being_restored(house: House)
     assert [one.to_site for one in restorations(house)] == ["edge-1", "edge-2"]
 
 
+def failed_at_first(house: House) -> Policy:
+    """An attempt to restore what the cloud had was called off at edge-1, which lives."""
+    lived(house)
+    policy = Policy(house.control, None, house.clock)
+    look(house, policy)
+    (first,) = restorations(house)
+    assert first.to_site == "edge-1"
+    Handle(house.control.orchestrator, "sum", [first.move.id]).abort("enough")
+    until(lambda: first.phase == "aborted", "the first attempt is over")
+    return policy
+
+
+def test_a_site_where_it_failed_is_tried_after_those_where_it_has_not(house: House) -> None:
+    look(house, failed_at_first(house))
+    assert [one.to_site for one in restorations(house)] == ["edge-1", "edge-2"]
+
+
+def test_where_it_was_is_the_last_choice_also_if_that_is_back(house: House) -> None:
+    policy = failed_at_first(house)
+    house.control.dead = {"edge-1"}
+    look(house, policy)
+    assert [one.to_site for one in restorations(house)] == ["edge-1", "edge-2"]
+
+
+def test_failures_before_it_was_restored_count_no_more_when_it_is_lost_again(house: House) -> None:
+    policy = failed_at_first(house)
+    look(house, policy)
+    house.run(Handle(house.control.orchestrator, "sum", [restorations(house)[-1].move.id]))
+    house.control.dead = set()
+    until(lambda: house.is_exact() and not house.stage.coordinator.lost(), "all are back")
+    assert house.run(house.control.migrate("sum", to="cloud")).phase == "done"
+    house.control.dead = {"cloud"}
+    policy.look(house.control.dead, alive(house))  # at once: nothing has failed since
+    assert (restorations(house)[-1].move.source, restorations(house)[-1].to_site) == ("sum-1", "edge-1")
+    assert policy.waiting == {}
+
+
 def test_if_nobody_else_lives_it_is_restored_where_it_was(house: House) -> None:
     """By then it has been fenced, and has dropped its keys."""
     lived(house)
