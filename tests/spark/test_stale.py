@@ -57,6 +57,16 @@ def test_a_checkpoint_that_is_gone_is_noticed_and_can_be_given_up(rig: Rigs) -> 
     assert behind == one.expected(), "and without what was lost"
 
 
+def test_what_is_left_of_a_first_batch_that_was_never_planned_is_cleared_away(rig: Rigs) -> None:
+    """A power failure may keep files of the state, and lose that there was a batch."""
+    one = rig(groups=1, partitions=1)
+    left = checkpoint(one) / "state" / "0" / "0" / "1.changelog"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"left")
+    run(one)
+    assert by_key(one.results()) == one.expected()
+
+
 def test_an_old_checkpoint_is_noticed(rig: Rigs) -> None:
     one = rig(groups=1, partitions=1)
     run(one)

@@ -213,3 +213,17 @@ def test_a_standby_that_lacks_a_copy_does_not_take_over() -> None:
     out = instance.apply([switch(replica), mark(BEGIN, replica, 10), passed(replica), shipped(replica)])
     out2 = instance.apply([data("k", 11, "y", epoch=1)])
     assert told(out) + told(out2) == [], "not with the old copy"
+
+
+def test_keys_that_waited_open_in_the_same_order_after_a_restart() -> None:
+    """What was stored of them has no order of its own, and a batch that is repeated must say the same."""
+    keys = [f"k{number}" for number in range(40, 0, -1)]
+    push = switching(*keys)
+    instance = part("b")
+    instance.apply([switch(push), mark(BEGIN, push, 10), *(data(k, 11 + n, "y", epoch=1) for n, k in enumerate(keys))])
+    batch = [passed(push), shipped(push)]
+    again = part("b")
+    again.load(instance.deltas())
+    out = instance.apply(batch)
+    assert again.apply(batch) == out
+    assert len(out.results) == len(keys)

@@ -156,7 +156,7 @@ class Arrival(Receiver, tag=True):
             if self.off == self.move.routers:
                 instance.drop(instance.keys_in(self.move))
                 instance.scatter(self.move.id)
-                for key in [key for key in instance.waiting if self.takes(key)]:
+                for key in sorted(key for key in instance.waiting if self.takes(key)):
                     instance.unbuffer(key)
                 del instance.moves.arrivals[self.move.id]
                 instance.moves.aborted.add(self.move.id)
@@ -171,7 +171,7 @@ class Arrival(Receiver, tag=True):
         lacking = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
         if self.taken < self.sent and instance.turn_down({self.move.id: self}, lacking, out):
             return  # what could not be read did not say that it was ours
-        for key in [key for key in instance.waiting if self.takes(key)]:
+        for key in sorted(key for key in instance.waiting if self.takes(key)):
             self._catch_up(instance, key, out)
         self.ready = True
         self.ticks = []

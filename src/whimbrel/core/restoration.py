@@ -162,7 +162,7 @@ def clear(instance: Instance, move: Move) -> None:
     restoration has brought: that comes through the control lane, and may be here before an earlier one's DISCARD."""
     later = [role for role in instance.moves.arrivals.values() if role.move and role.move.epoch > move.epoch]
     instance.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
-    for key in [key for key in instance.waiting if key in move.selection]:
+    for key in sorted(key for key in instance.waiting if key in move.selection):
         if not any(role.takes(key) for role in later):
             instance.unbuffer(key)
     instance.scatter(move.id)

@@ -371,7 +371,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         self.absent.update(parcel.absent)
         self.units.update(parcel.units)
         if parcel.absent or parcel.units:
-            self._open(list(instance.waiting), instance, out)
+            self._open(sorted(instance.waiting), instance, out)
 
     def pass_on(self, instance: Instance, passed: Passed, out: Emissions) -> None:
         """A part of the source has sent on everything older than the switch."""
@@ -385,13 +385,13 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         for key in here if passed.ticks or self.ticks else ():
             catch_up(instance, key, [], passed.ticks, out, self.is_silent)
             self._open([key], instance, out)
-        self._open(list(instance.waiting), instance, out)
+        self._open(sorted(instance.waiting), instance, out)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
         self.parts = shipped.parts
         self.shipped.add(shipped.part)
-        self._open(list(instance.waiting), instance, out)
+        self._open(sorted(instance.waiting), instance, out)
         self._check_ready(instance, out)
 
     def _open(self, keys: list[str], instance: Instance, out: Emissions) -> None:

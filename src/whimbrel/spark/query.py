@@ -127,6 +127,8 @@ class StageQuery:
             raise Conflict(f"instance {self.spec.name} is running already")
         saved = Checkpoint(self.checkpoint)
         saved.check(self.spec.name, open_log(self._inbox), self._outbox)
+        if saved.planned < 0:  # what a start has left that was never heard of, or a power failure of one
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
         reading.clear(self._folder)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
