@@ -23,7 +23,8 @@ from whimbrel.control.ports import SiteBeat, SitePort
 from whimbrel.control.remote import bare, offer
 from whimbrel.control.server import Server
 from whimbrel.core import wire
-from whimbrel.core.errors import Conflict, UnknownName
+from whimbrel.core.errors import Conflict, Unavailable, UnknownName
+from whimbrel.core.protocols import machine
 from whimbrel.core.record import Kind, Left, Opened, Outgoing, Ready, Result, Said
 from whimbrel.log import EmbeddedLog, codec
 from whimbrel.processes.deployment import Deployment
@@ -41,12 +42,15 @@ class Place:
     def __init__(self, name: str, secret: Credential) -> None:
         self.name, self.running, self.places = name, dict[str, int](), dict[str, str]()
         self.strays: list[str] = []
+        self.starts = True
         api = bare(name)
         offer(api, SitePort, self, secret)
         self.server = Server(api)
         self.server.start()
 
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
+        if not self.starts:
+            raise Unavailable("it cannot start now")
         self.running[instance] = self.running.get(instance, 0) + 1
 
     def stop(self, instance: str) -> None:
@@ -207,6 +211,33 @@ def test_what_runs_where_it_must_not_is_stopped(house: House) -> None:
     house.beat("cloud")
     until(lambda: not site.strays, "it is stopped")
     until(lambda: site.running == {"count-1": 1}, "what belongs there runs")
+
+
+def test_what_a_relocation_had_stopped_runs_again_when_a_restoration_has_ended_it(house: House) -> None:
+    orchestrator = house.begin()
+    cloud, edge = house.beat("cloud"), house.beat("edge-1")
+    until(lambda: cloud.running == {"count-1": 1}, "it runs")
+    edge.starts = False
+    (id,) = orchestrator.control.migrate("count", to="edge-1", protocol="restart").ids
+    migration = orchestrator.control.stages["count"].coordinator.migrations[id]
+    until(lambda: migration.phase == "starting" and not cloud.running, "it is stopped, and does not start there")
+    machine.end(migration, "m9")
+    until(lambda: cloud.running == {"count-1": 1}, "it runs where it was")
+    assert not edge.running
+
+
+def test_a_site_that_cannot_be_reached_keeps_a_relocation_from_nothing(house: House) -> None:
+    """Neither does it mean that nothing has run there: the migration waits, and says so."""
+    orchestrator = house.begin()
+    cloud, edge = house.beat("cloud"), house.beat("edge-1")
+    until(lambda: cloud.running == {"count-1": 1}, "it runs")
+    edge.starts = False
+    (id,) = orchestrator.control.migrate("count", to="edge-1", protocol="restart").ids
+    control = orchestrator.control
+    until(lambda: "cannot start now" in str(control.status()["stages"]["count"]["waiting"].get(id)), "it is told why")
+    edge.starts = True
+    until(lambda: control.status()["stages"]["count"]["migrations"][id] == "done", "it is there")
+    assert (cloud.running, edge.running) == ({}, {"count-1": 1})
 
 
 def test_a_site_that_nobody_named_is_not_heard(house: House) -> None:

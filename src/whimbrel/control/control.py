@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from whimbrel.control.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.control.stage import Reach, Shape, StageControl
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Refused, Retry, Unavailable, UnknownName
+from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Unavailable, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
@@ -63,6 +64,8 @@ class Control:
         self._told: dict[str, dict[str, str]] = {}
         """By site, and the gateway as the empty name: the places it was last told."""
         self._cleared = False
+        self._revived: set[str] = set()
+        """Relocations that a restoration has ended, and whose instances have been started since."""
         self.accept_loss: set[str] = set()
         """Instances that may begin anew, once, should their checkpoint be gone."""
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores)
@@ -448,9 +451,24 @@ class Control:
                 if name in self.accept_loss or not stage.coordinator.hangs_on(name):
                     self.renew(name)
 
+    def _start_left_behind(self) -> None:
+        """What `restart` had stopped when a restoration took its keys runs where it belongs, with nothing."""
+        for stage in self.stages.values():
+            for one in list(stage.coordinator.migrations.values()):
+                instance = one.move.source
+                ended = one.move.protocol == "restart" and one.ended_by and one.move.id not in self._revived
+                if ended and instance in stage.coordinator.sites:
+                    home = stage.coordinator.sites[instance]
+                    for other in {one.from_site, one.to_site} - {home}:
+                        self.sites[other].stop(instance)
+                    with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
+                        self.sites[home].start(instance, wait=False)
+                    self._revived.add(one.move.id)
+
     def _do_chores(self) -> None:
         self.tell_places()
         self._renew_stale()
+        self._start_left_behind()
         if "" in self._told:
             self._clear()
             for control in self.stages.values():
