@@ -37,8 +37,10 @@ class Bare(Instance):
     """A part that nothing can be moved from or to."""
 
     def apply(self, records: Sequence[Record]) -> Emissions:
-        """Apply one batch of data."""
+        """Apply one batch of data. What a host says at its start comes ahead of it, and means nothing here."""
         out = Emissions()
+        while records and records[0].kind:
+            records = records[1:]
         for record in records:
             self._serve(record, out)
         self._seal(out)
