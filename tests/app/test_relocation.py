@@ -163,16 +163,21 @@ def test_what_has_run_there_stays_there(house: House) -> None:
     assert house.batches("cloud") == 1
 
 
-@pytest.mark.parametrize("fate", [OUTRIGHT, LATER, None])
-def test_what_has_run_there_stays_there_whoever_asks_next(house: House, fate: str | None) -> None:
-    """The orchestrator dies when the instance has run there, before it is journalled; then the site dies, too. What
-    the next lives of both find is what lies on the disk there, and not that nothing has happened in these lives."""
+def run_there_unjournalled(house: House) -> None:
+    """The orchestrator dies when the instance has run at its target, before that is journalled."""
     house.orchestrator.stop()
     house.relocate()
     house.sites["cloud"].stop("s-1")
     house.orchestrator.tell("s", "m1", Stopped())
     house.orchestrator.tell("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
     house.sites["edge"].start("s-1")
+
+
+@pytest.mark.parametrize("fate", [OUTRIGHT, LATER, None])
+def test_what_has_run_there_stays_there_whoever_asks_next(house: House, fate: str | None) -> None:
+    """The orchestrator dies when the instance has run there, before it is journalled; then the site dies, too. What
+    the next lives of both find is what lies on the disk there, and not that nothing has happened in these lives."""
+    run_there_unjournalled(house)
     assert house.batches("edge") == 2
     house.end()
     house.fates["edge"] = [] if fate is None else [fate]
@@ -182,12 +187,7 @@ def test_what_has_run_there_stays_there_whoever_asks_next(house: House, fate: st
 
 
 def test_a_site_that_cannot_be_reached_says_nothing_about_what_has_run_there(house: House) -> None:
-    house.orchestrator.stop()
-    house.relocate()
-    house.sites["cloud"].stop("s-1")
-    house.orchestrator.tell("s", "m1", Stopped())
-    house.orchestrator.tell("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
-    house.sites["edge"].start("s-1")
+    run_there_unjournalled(house)
     house.end()
     asked: list[str] = []
 

@@ -442,12 +442,14 @@ class Control:
 
     def stale(self) -> list[str]:
         """Instances whose checkpoint does not fit their logs, as their sites last said."""
-        return [name for site in self.sites.values() for name in site.status().stale]
+        # Looked for several times a second: a whole status is asked for only where something fails.
+        return [name for site in self.sites.values() if site.failed() for name in site.status().stale]
 
     def _renew_stale(self) -> None:
         """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
+        stale = set(self.stale())
         for stage in self.stages.values():
-            for name in set(self.stale()) & {*stage.coordinator.sites}:
+            for name in stale & {*stage.coordinator.sites}:
                 if name in self.accept_loss or not stage.coordinator.hangs_on(name):
                     self.renew(name)
 
