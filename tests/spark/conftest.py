@@ -1,4 +1,4 @@
-"""One SparkSession for all Spark tests: a JVM takes longer to start than most tests to run."""
+"""Rigs for the tests of single queries."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,14 +7,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.rig import Rig
-from whimbrel.spark.session import session
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    spark = session("whimbrel-tests")
-    yield spark
-    spark.stop()
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 
 from tests.spark.rig import Rig, by_key, stream
 from whimbrel.core import wire
-from whimbrel.core.errors import Refused
+from whimbrel.core.errors import Full, Refused
 from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parcel, Parked, Ready, Rejected
 from whimbrel.core.router import Abort, Begin, Cutover
-from whimbrel.log import Lane
+from whimbrel.log import EmbeddedLog, Lane
 from whimbrel.log.codec import encode_posts
 
 pytestmark = pytest.mark.spark
@@ -65,6 +65,24 @@ def test_a_restarted_query_goes_on_where_it_was(rig: Rigs) -> None:
     one.settle()
     assert by_key(one.results()) == one.expected()
     assert len(one.results()) == 200
+
+
+def test_a_start_that_fails_half_way_leaves_no_query_behind(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full at the last step: Spark runs no two queries of one name, so a leftover bars every start."""
+    one = rig(groups=1, partitions=1)
+    one.feed(stream(20, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedLog, "append", _no_room)
+        with pytest.raises(Full):
+            one.start()
+    assert not [query for query in one.spark.streams.active if query.name == "a"]
+    one.start()
+    one.settle()
+    assert by_key(one.results()) == one.expected()
+
+
+def _no_room(*_: object, **__: object) -> None:
+    raise Full("inbox-a.db")
 
 
 def test_a_query_that_was_interrupted_repeats_its_batch_without_a_trace(rig: Rigs) -> None:

@@ -130,6 +130,7 @@ class StageQuery:
         if saved.planned < 0:  # what a start has left that was never heard of, or a power failure of one
             shutil.rmtree(self.checkpoint, ignore_errors=True)
         reading.clear(self._folder)
+        self._nudge()  # before Spark starts it: what fails here leaves no query behind that nobody holds
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
         hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
@@ -150,7 +151,6 @@ class StageQuery:
                 .start()
             )
         checkpoint_id.set_result(self._query.id)
-        self._nudge()
 
     def renew(self) -> None:
         """Give the checkpoint up, with the state of all keys: the next start is the first one, behind the records whose
