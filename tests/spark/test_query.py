@@ -20,6 +20,7 @@ from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parc
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.log import EmbeddedLog, Lane
 from whimbrel.log.codec import encode_posts
+from whimbrel.spark.stores import loaded
 
 pytestmark = pytest.mark.spark
 Rigs = Callable[..., Rig]
@@ -83,6 +84,23 @@ def test_a_start_that_fails_half_way_leaves_no_query_behind(rig: Rigs, monkeypat
 
 def _no_room(*_: object, **__: object) -> None:
     raise Full("inbox-a.db")
+
+
+def test_a_query_that_has_ended_writes_nothing_more_to_its_checkpoint(rig: Rigs) -> None:
+    """Else, up to a minute later, Spark would write a snapshot into a folder that may be another run's by then."""
+    one = rig(groups=2, partitions=2)
+    one.feed(stream(20, 5))
+    one.start()
+    one.settle()
+    query = one.queries["a"]
+    assert query._query is not None
+    assert loaded(one.spark, query._query, query.checkpoint) == 2
+    query.stop()
+    assert loaded(one.spark, query._query, query.checkpoint) == 0
+    one.feed(stream(20, 5, 20))
+    one.start()
+    one.settle()
+    assert by_key(one.results()) == one.expected()
 
 
 def test_a_query_that_was_interrupted_repeats_its_batch_without_a_trace(rig: Rigs) -> None:

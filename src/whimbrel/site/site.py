@@ -137,6 +137,8 @@ class Site:
         if low is not None:
             raise Full(low)
         self.links.look(instance)
+        if instance in self.queries:  # one that died: its last word to the checkpoint must not come after the new one's
+            self.queries[instance].stop()
         query = self._make(instance, self.checkpoint(instance))
         if anew:
             query.renew()

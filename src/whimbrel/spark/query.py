@@ -48,6 +48,7 @@ from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
 from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
+from whimbrel.spark.stores import unload
 
 Prepare = Callable[[DataFrame], DataFrame]
 """A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
@@ -208,6 +209,7 @@ class StageQuery:
             if time.monotonic() > deadline + timeout:
                 raise Unavailable(f"instance {self.spec.name} did not end within {2 * timeout:.0f} s")
             time.sleep(0.005)
+        unload(self.spark, query, self.checkpoint)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
