@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 import whimbrel as wb
 from tests.power.disk import Disk, build_shim
 from tests.power.job import expected, job
+from whimbrel.chaos.deployed import SHORT_LIFE
 from whimbrel.core.errors import Refused, Stop, WhimbrelError
 
 FAILURES = int(os.environ.get("WHIMBREL_POWER_FAILURES", "3"))
@@ -41,7 +42,7 @@ def images(disk: Disk, folder: Path, durability: str, number: int, rows: int, se
     with (folder / "errors.txt").open("wb") as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "tests.power.job", str(disk.root), durability, str(rows)],
-            env={**os.environ, **disk.environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            env={**os.environ, **disk.environment, "JAVA_TOOL_OPTIONS": SHORT_LIFE},
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,

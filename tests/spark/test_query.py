@@ -103,6 +103,15 @@ def test_a_query_that_has_ended_writes_nothing_more_to_its_checkpoint(rig: Rigs)
     assert by_key(one.results()) == one.expected()
 
 
+def test_the_jvm_has_room_for_what_it_compiles(rig: Rigs) -> None:
+    """Two stages fill 48 MB, what a JVM with the quick compiler alone reserves, within five minutes."""
+    jvm = rig().spark.sparkContext._jvm
+    assert jvm is not None
+    pools = jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
+    sizes = [pool.getUsage().getMax() for pool in pools if "Code" in pool.getName()]
+    assert sum(sizes) >= 200 << 20
+
+
 def test_a_query_that_was_interrupted_repeats_its_batch_without_a_trace(rig: Rigs) -> None:
     one = rig(max_records=40)
     one.start()
