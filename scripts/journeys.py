@@ -44,12 +44,12 @@ from whimbrel.core.record import (
     Shipped,
 )
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
+from whimbrel.egress.outlet import Outlet
+from whimbrel.egress.sinks import CsvSink
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake, parse_schema
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog, codec
 from whimbrel.log.contract import Log
-from whimbrel.outlet.outlet import Outlet
-from whimbrel.outlet.sinks import CsvSink
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.sink import join_outgoing

@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A process has one JVM, and stops it once: a JVM takes longer to start than most tests to run."""
-    from whimbrel.chaos.deployed import SHORT_LIFE
+    from whimbrel.lab.chaos.deployed import SHORT_LIFE
     from whimbrel.spark.session import session
 
     with pytest.MonkeyPatch.context() as patch:

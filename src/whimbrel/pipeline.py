@@ -1,6 +1,6 @@
 """What a user writes to describe a job: a pipeline of stages, where its records come from, where its results go.
 
-Nothing here runs anything: `whimbrel.run` does (app.py).
+Nothing here runs anything: `whimbrel.run` does (deploy/embedded.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow as pa
 from whimbrel.core.errors import Refused
 from whimbrel.core.names import check_name
 from whimbrel.core.operator import Operator, takes_context
+from whimbrel.egress import sinks
+from whimbrel.egress.parquet import ParquetSink
+from whimbrel.egress.sinks import Sink
 from whimbrel.gateway import sources
 from whimbrel.gateway.intake import Row, parse_schema
-from whimbrel.outlet import sinks
-from whimbrel.outlet.parquet import ParquetSink
-from whimbrel.outlet.sinks import Sink
 
 if TYPE_CHECKING:
     from whimbrel.spark.query import Prepare

@@ -14,7 +14,6 @@ import pytest
 
 import whimbrel as wb
 from tests.app.waiting import until
-from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.operator import Emit
@@ -22,6 +21,7 @@ from whimbrel.core.record import Outgoing, Result, Said
 from whimbrel.log import Lane
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles.gateway import GatewayRole
 from whimbrel.site.forwarder import number
 

@@ -12,11 +12,11 @@ import pytest
 
 import whimbrel as wb
 from tests.app.test_pipeline import Count
-from whimbrel.app import App
-from whimbrel.control.plan import read_plan
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.router import RouteTable
+from whimbrel.deploy.embedded import App
+from whimbrel.orchestrator.plan import read_plan
 
 
 class Gone:

@@ -14,11 +14,11 @@ import pytest
 import whimbrel as wb
 from tests.app.test_savings import Sum
 from tests.app.waiting import until
-from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Notice, Outgoing, Parked, Result, Said
 from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles.gateway import GatewayRole
 
 

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from tests.app.failing import Died, FailingLog, Fuse
-from whimbrel.control.stage import KnownKeys
 from whimbrel.core import wire
 from whimbrel.core.errors import Bug, Corrupt, Stop, Trimmed, Unavailable
 from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of
@@ -28,6 +27,7 @@ from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import EmbeddedLog, chunks, codec
 from whimbrel.log.contract import Entry, Lane, Log
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.stage import KnownKeys
 
 SCHEMA = parse_schema("n long")
 KEYS = ["a", "b", "c", "d"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from whimbrel.control.instances import Instances
-from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
+from whimbrel.orchestrator.instances import Instances
+from whimbrel.orchestrator.journal import Journal
 
 
 class Dead(BaseException):

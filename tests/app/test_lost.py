@@ -16,17 +16,17 @@ import pytest
 import whimbrel as wb
 from tests.app.test_savings import PARTS, RARELY, Hand, Sum
 from tests.app.waiting import until
-from whimbrel.control.control import Control
-from whimbrel.control.handle import Handle
-from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
-from whimbrel.control.policy import Policy
-from whimbrel.control.stage import Shape
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.router import NOBODY
 from whimbrel.log.contract import Lane
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import note_applied
+from whimbrel.orchestrator.control import Control
+from whimbrel.orchestrator.handle import Handle
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.orchestrator.policy import Policy
+from whimbrel.orchestrator.stage import Shape
 from whimbrel.roles import gateway as gateway_role
 from whimbrel.roles import savings as savings_role
 from whimbrel.roles.gateway import GatewayRole
@@ -154,7 +154,7 @@ class House:
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(savings_role, "PATIENCE", 0.01)
     monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
-    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.02)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.02)
 
 
 @pytest.fixture

@@ -16,10 +16,6 @@ import msgspec
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.control.handle import Handle
-from whimbrel.control.journal import GatewayJournal, Journal, JournalReader
-from whimbrel.control.orchestrator import Orchestrator
-from whimbrel.control.orders import Answered, Request
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, Full, NewerFormat, Stop, Unavailable, UnknownName
@@ -32,6 +28,10 @@ from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.handle import Handle
+from whimbrel.orchestrator.journal import GatewayJournal, Journal, JournalReader
+from whimbrel.orchestrator.orchestrator import Orchestrator
+from whimbrel.orchestrator.orders import Answered, Request
 
 KEYS = Selection(keys=frozenset({"a", "b"}))
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
@@ -114,7 +114,7 @@ class House:
 
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
 
 
 @pytest.fixture
@@ -489,7 +489,7 @@ def aborted(id: str) -> list[Any]:
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What deadlines are measured with; set `now`."""
     clock: SimpleNamespace = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr("whimbrel.control.orchestrator.time", clock)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.time", clock)
     return clock
 
 
@@ -637,7 +637,7 @@ def test_a_journal_keeps_migrations_in_the_order_of_their_orders_and_snapshots_b
 def test_a_journal_knows_what_every_key_has_reached_and_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: bool
 ) -> None:
-    monkeypatch.setattr("whimbrel.control.journal.FLOOR", 500)
+    monkeypatch.setattr("whimbrel.orchestrator.journal.FLOOR", 500)
     path, truth = tmp_path / "gateway.db", dict[str, int]()
     journal = GatewayJournal(path)
     most = 0
@@ -678,8 +678,8 @@ class Mortal:
 def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floor: int
 ) -> None:
-    monkeypatch.setattr("whimbrel.control.journal.FLOOR", floor)
-    monkeypatch.setattr("whimbrel.control.journal.GROWTH", 0)
+    monkeypatch.setattr("whimbrel.orchestrator.journal.FLOOR", floor)
+    monkeypatch.setattr("whimbrel.orchestrator.journal.GROWTH", 0)
     states = []
     for at in range(12):
         path = tmp_path / f"{at}.db"

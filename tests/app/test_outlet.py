@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.control.journal import GatewayJournal
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said, Saved
+from whimbrel.egress.outlet import Outlet, Word
+from whimbrel.egress.parquet import ParquetSink
+from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.outlet.outlet import Outlet, Word
-from whimbrel.outlet.parquet import ParquetSink
-from whimbrel.outlet.sinks import JsonLinesSink, Mark, Sink, Unfit
+from whimbrel.orchestrator.journal import GatewayJournal
 
 A = Selection(keys=frozenset({"a"}))
 READY = Ready("m1", "s-2", 0, 1)
@@ -232,7 +232,7 @@ def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
 def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whimbrel.outlet.outlet.RETRY", 0.01)
+    monkeypatch.setattr("whimbrel.egress.outlet.RETRY", 0.01)
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
 

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said_before_anything_runs_and_leaves_nothing_behind(
     def no_session(name: str) -> Any:
         raise AssertionError("Spark was started for a pipeline that cannot run")
 
-    monkeypatch.setattr("whimbrel.app.session", no_session)
+    monkeypatch.setattr("whimbrel.deploy.embedded.session", no_session)
     with pytest.raises(wb.Refused, match=told):
         act()
     assert list(temporary.iterdir()) == []

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from tests.app.waiting import until
-from whimbrel.control.journal import Journal
-from whimbrel.control.orchestrator import Orchestrator
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Stale, Unavailable
 from whimbrel.core.keys import EVERYTHING
@@ -22,6 +20,8 @@ from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.journal import Journal
+from whimbrel.orchestrator.orchestrator import Orchestrator
 from whimbrel.site.links import Links
 from whimbrel.site.site import RESTARTS, Site
 
@@ -125,7 +125,7 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
     monkeypatch.setattr("whimbrel.site.site.PERIOD", 0.01)
     house = House(tmp_path)
     yield house

@@ -17,20 +17,22 @@ import pytest
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
 from tests.store.objects import Memory
-from whimbrel.control.orchestrator import RestoreOrder
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.restoring import Restoring
+from whimbrel.checkpoints.version import Saving
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.protocols.machine import Abandoned, Loaded, Migration
 from whimbrel.core.record import Aborted, Evicted, Kind, Luggage, Move, Opened, Parcel, Ready, Unreadable
 from whimbrel.core.router import NOBODY, Restore, Router, RouteTable
+from whimbrel.core.saving import Version
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.roles.restoring import Restoring
-from whimbrel.store import CentralStore, Saving, Version
+from whimbrel.orchestrator.orchestrator import RestoreOrder
 
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
 OPENED = [Opened("m1", "s-2", part, 2, replayed=5, silent=3) for part in range(2)]
@@ -72,7 +74,7 @@ class Saved(House):
 
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
 
 
 @pytest.fixture
@@ -283,7 +285,7 @@ def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
     house: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store has grown meanwhile. Were it the same writer, the inbox would take its beginning for known."""
-    monkeypatch.setattr("whimbrel.roles.restoring.ENTRY", 1)
+    monkeypatch.setattr("whimbrel.checkpoints.restoring.ENTRY", 1)
     memory = Memory()
     store, fuse = CentralStore(memory), [False]
 

@@ -18,8 +18,9 @@ import pytest
 import whimbrel as wb
 from tests.app.test_orchestrator import raising
 from tests.app.waiting import until
-from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
-from whimbrel.control.ports import StoreStatus
+from whimbrel.checkpoints.place import Objects
+from whimbrel.checkpoints.savings import Savings
+from whimbrel.checkpoints.version import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, Unavailable
 from whimbrel.core.instance import Instance
@@ -30,11 +31,10 @@ from whimbrel.core.saving import STORE
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles import gateway as gateway_role
 from whimbrel.roles import savings as savings_role
 from whimbrel.roles.gateway import GatewayRole, StageFlow
-from whimbrel.roles.savings import Savings
-from whimbrel.store.place import Objects
 
 PARTS = 2
 RARELY = 1000.0
@@ -315,7 +315,7 @@ def test_a_checkpoint_covers_no_more_than_the_gateway_knows_to_be_saved(
 
 def test_a_fence_that_the_outlet_has_not_committed_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be down to its last commit any moment, and let the lost one's results out again."""
-    monkeypatch.setattr("whimbrel.roles.restoring.PATIENCE", 0.01)
+    monkeypatch.setattr("whimbrel.checkpoints.restoring.PATIENCE", 0.01)
     assert house.flow.restoring is not None
     lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), "replay")
     house.flow.outlet.stop()

@@ -20,8 +20,8 @@ import pytest
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Refused, Retry
 from whimbrel.core.record import Result
-from whimbrel.outlet.parquet import ParquetSink
-from whimbrel.outlet.sinks import CsvSink, FunctionSink, JsonLinesSink, Mark, Sink, StageSink
+from whimbrel.egress.parquet import ParquetSink
+from whimbrel.egress.sinks import CsvSink, FunctionSink, JsonLinesSink, Mark, Sink, StageSink
 
 
 def result(number: int, **values: Any) -> Result:

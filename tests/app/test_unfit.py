@@ -14,11 +14,11 @@ import whimbrel as wb
 from tests.app.test_dead_letters import House, parked
 from tests.app.test_outlet import Died
 from tests.app.waiting import until
-from whimbrel.control.journal import GatewayJournal
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.log import backoff, chunks
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.journal import GatewayJournal
 
 
 def result(number: int, **values: Any) -> Result:
@@ -139,7 +139,7 @@ def test_a_file_of_another_run_is_refused_before_spark_starts(
     def no_session(*arguments: Any, **options: Any) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("whimbrel.app.session", no_session)
+    monkeypatch.setattr("whimbrel.deploy.embedded.session", no_session)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     out = tmp_path / "results"
     out.write_text("precious\n")

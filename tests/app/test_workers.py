@@ -14,14 +14,14 @@ import pytest
 
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
-from whimbrel.control import workers
-from whimbrel.control.handle import Handle
-from whimbrel.control.workers import Workers
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.record import Left, Opened, Ready
 from whimbrel.core.router import RouteTable
+from whimbrel.orchestrator import workers
+from whimbrel.orchestrator.handle import Handle
+from whimbrel.orchestrator.workers import Workers
 
 
 class Slow(House):
@@ -67,7 +67,7 @@ class Slow(House):
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    monkeypatch.setattr("whimbrel.control.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
     one = Slow(tmp_path)
     yield one
     one.gate.set()

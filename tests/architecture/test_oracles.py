@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-PLAIN = {"whimbrel.bench.oracle", "whimbrel.chaos.oracle", "whimbrel.chaos.rows"}
+PLAIN = {"whimbrel.lab.bench.oracle", "whimbrel.lab.chaos.oracle", "whimbrel.lab.chaos.rows"}
 
 
 def imports(module: str) -> set[str]:
@@ -34,4 +34,4 @@ def test_an_oracle_imports_no_code_of_the_product(module: str) -> None:
 
 
 def test_an_import_of_the_product_would_be_found() -> None:
-    assert "whimbrel.core.operator" in imports("whimbrel.chaos.load")
+    assert "whimbrel.core.operator" in imports("whimbrel.lab.chaos.load")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.app.waiting import until
-from whimbrel.chaos.deployed import SHORT_LIFE, marked
+from whimbrel.lab.chaos.deployed import SHORT_LIFE, marked
 
 ROOT = Path(__file__).parents[2]
 MARK = "WHIMBREL_TEST_CHILD"

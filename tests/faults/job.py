@@ -16,8 +16,8 @@ from pathlib import Path
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import SCHEMA, Chain, rows
-from whimbrel.control.journal import Journal
 from whimbrel.core.protocols.machine import Migration
+from whimbrel.orchestrator.journal import Journal
 
 RATE = 400
 BALLAST = 40_000

@@ -16,9 +16,9 @@ import pytest
 
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
-from whimbrel.control.journal import Journal
 from whimbrel.core import wire
 from whimbrel.log import EmbeddedLog
+from whimbrel.orchestrator.journal import Journal
 
 pytestmark = pytest.mark.spark
 

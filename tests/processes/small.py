@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from whimbrel.processes.life import live
-from whimbrel.processes.up import REFUSED, supervise
+from whimbrel.deploy.life import live
+from whimbrel.deploy.up import REFUSED, supervise
 
 
 def say(line: str) -> None:

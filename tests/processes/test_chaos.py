@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from whimbrel.chaos.phases import Case
-from whimbrel.chaos.plan import DESTINATION, ORCHESTRATOR, PER_MINUTE
-from whimbrel.chaos.run import Options, run, run_every_phase
+from whimbrel.lab.chaos.phases import Case
+from whimbrel.lab.chaos.plan import DESTINATION, ORCHESTRATOR, PER_MINUTE
+from whimbrel.lab.chaos.run import Options, run, run_every_phase
 
 WANTED = [Case("push", "pushing", DESTINATION), Case("restart", "starting", ORCHESTRATOR)]
 SLOW = 100.0

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from whimbrel.control.access import make_token
-from whimbrel.control.control import claim_directory
-from whimbrel.control.journal import Journal
 from whimbrel.core.errors import Conflict, Refused, Unavailable
+from whimbrel.deploy import deployment
+from whimbrel.deploy.deployment import Deployment, agreed, load_job
 from whimbrel.log.lock import lock_all, lock_role
-from whimbrel.processes import deployment
-from whimbrel.processes.deployment import Deployment, agreed, load_job
+from whimbrel.orchestrator.control import claim_directory
+from whimbrel.orchestrator.journal import Journal
+from whimbrel.rpc.access import make_token
 
 HEAD = "import whimbrel as wb\nfrom tests.app.test_pipeline import Count\n"
 JOB = 'pipeline = wb.Pipeline("p", source=[{"k": "a"}], key="k").stage("count", Count())\n'

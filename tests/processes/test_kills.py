@@ -22,8 +22,8 @@ from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.core.errors import Retry
+from whimbrel.deploy.orchestrator import Settled, settled_in
 from whimbrel.log import EmbeddedLog
-from whimbrel.processes.orchestrator import Settled, settled_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 LONG = 400.0

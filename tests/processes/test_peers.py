@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from whimbrel.control.peers import START, Peer, RemoteGateway, RemoteSite
-from whimbrel.control.ports import GatewayBeat, GatewayStatus, SiteBeat
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.orchestrator.ports import GatewayBeat, GatewayStatus, SiteBeat
+from whimbrel.rpc.peers import START, Peer, RemoteGateway, RemoteSite
 from whimbrel.site.status import InstanceStatus, SiteStatus
 
 

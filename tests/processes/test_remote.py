@@ -11,14 +11,14 @@ import httpx
 import msgspec
 import pytest
 
-from whimbrel.control.ports import GatewayPort, OrchestratorPort, SitePort
-from whimbrel.control.remote import LIMIT, bare, methods, offer, remote
-from whimbrel.control.server import Server
 from whimbrel.core import errors, wire
 from whimbrel.core.errors import Bug, Conflict, Corrupt, Retry, Unavailable, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Left, Move, Ready
 from whimbrel.core.router import Abort, Begin, Cutover
+from whimbrel.orchestrator.ports import GatewayPort, OrchestratorPort, SitePort
+from whimbrel.rpc.remote import LIMIT, bare, methods, offer, remote
+from whimbrel.rpc.server import Server
 
 MOVE = Move("m1", "s", "live", "s-1", "s-2", Selection(keys=frozenset({"a"})), 1, frozenset({"g"}))
 
@@ -190,7 +190,7 @@ def test_what_is_no_call_is_refused(server: Server, body: bytes) -> None:
 
 def test_a_message_that_is_too_large_is_not_read_to_its_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert LIMIT >= 1 << 20
-    monkeypatch.setattr("whimbrel.control.remote.LIMIT", 1000)
+    monkeypatch.setattr("whimbrel.rpc.remote.LIMIT", 1000)
     assert post(server, bytes(1001)).status_code == 413
 
 

@@ -20,9 +20,9 @@ from tests.faults.children import ROOT, Child
 from tests.processes.test_kills import LONG, SITES, Deployed
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.core.record import Kind
+from whimbrel.deploy.orchestrator import settled_in
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.codec import records
-from whimbrel.processes.orchestrator import settled_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SUSPECT, DEAD = 3, 8

@@ -17,19 +17,20 @@ import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
 from whimbrel.cli.processes import _finished
-from whimbrel.control.access import Credential, credential, site_role
-from whimbrel.control.journal import GATEWAY_JOURNAL, JOURNAL, WAIT
-from whimbrel.control.ports import SiteBeat, SitePort
-from whimbrel.control.remote import bare, offer
-from whimbrel.control.server import Server
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable, UnknownName
+from whimbrel.core.names import site_role
 from whimbrel.core.protocols import machine
 from whimbrel.core.record import Kind, Left, Opened, Outgoing, Ready, Result, Said
+from whimbrel.deploy.deployment import Deployment
+from whimbrel.deploy.gateway import GatewayProcess
+from whimbrel.deploy.orchestrator import OrchestratorProcess
 from whimbrel.log import EmbeddedLog, codec
-from whimbrel.processes.deployment import Deployment
-from whimbrel.processes.gateway import GatewayProcess
-from whimbrel.processes.orchestrator import OrchestratorProcess
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, WAIT
+from whimbrel.orchestrator.ports import SiteBeat, SitePort
+from whimbrel.rpc.access import Credential, credential
+from whimbrel.rpc.remote import bare, offer
+from whimbrel.rpc.server import Server
 from whimbrel.site.status import InstanceStatus, SiteStatus
 
 SITES = ["cloud", "edge-1"]

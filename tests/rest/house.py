@@ -12,9 +12,9 @@ import httpx
 
 import whimbrel as wb
 from tests.app.waiting import until
-from whimbrel.app import App
-from whimbrel.control.server import ApiServer
+from whimbrel.api.server import ApiServer
 from whimbrel.core.operator import Emit
+from whimbrel.deploy.embedded import App
 
 KEYS = [f"k{n:02}" for n in range(12)]
 SITES = ["cloud", "edge-1", "edge-2"]

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from tests.rest.house import House, served, standing
-from whimbrel.control import access
-from whimbrel.control.guard import BODY
+from whimbrel.api.guard import BODY
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.record import Aborted
+from whimbrel.rpc import access
 
 MOVE = {"stage": "count", "to": "edge-1", "keys": ["k00"]}
 

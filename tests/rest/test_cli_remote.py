@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from tests.rest.house import House, served
 from tests.rest.test_client import finish
-from whimbrel.cli.main import app
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 
 COMMANDS = ["status", "sites", "stages", "routes", "migrate", "story", "drain"]
@@ -24,7 +24,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def invoke(house: House, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, [*arguments, "--data", str(house.app.data)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(make_app(), [*arguments, "--data", str(house.app.data)], env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -132,20 +132,20 @@ def test_errors_are_those_of_the_application(house: House) -> None:
 
 def test_address_and_token_may_be_in_the_environment(house: House) -> None:
     good = {"WHIMBREL_URL": house.server.url, "WHIMBREL_TOKEN": house.server.token}
-    assert CliRunner().invoke(app, ["sites"], env=good).exit_code == 0
-    wrong = CliRunner().invoke(app, ["sites"], env={**good, "WHIMBREL_TOKEN": "wrong"})
+    assert CliRunner().invoke(make_app(), ["sites"], env=good).exit_code == 0
+    wrong = CliRunner().invoke(make_app(), ["sites"], env={**good, "WHIMBREL_TOKEN": "wrong"})
     assert isinstance(wrong.exception, Refused)
-    assert isinstance(CliRunner().invoke(app, ["sites"]).exception, Refused)
+    assert isinstance(CliRunner().invoke(make_app(), ["sites"]).exception, Refused)
 
 
 def test_a_directory_that_is_not_served_is_told(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["sites", "--data", str(tmp_path)])
+    result = CliRunner().invoke(make_app(), ["sites", "--data", str(tmp_path)])
     assert isinstance(result.exception, Unavailable)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str) -> None:
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    shown = CliRunner().invoke(make_app(), [command, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     assert f"whimbrel {command}" in shown.output
     for option in ("--url", "--data", "--json", "WHIMBREL_TOKEN"):

@@ -15,7 +15,7 @@ import pytest
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.rest.house import House, served, standing
-from whimbrel.control.problems import error_of, problem_of
+from whimbrel.api.problems import error_of, problem_of
 from whimbrel.core import errors
 from whimbrel.core.errors import Bug, Conflict, Corrupt, Trimmed, Unavailable, UnknownEvent
 from whimbrel.core.record import Aborted, Left, Opened, Ready, Warm

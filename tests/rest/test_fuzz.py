@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.rest.house import House, served
-from whimbrel.control.api import LONGEST, make_app
+from whimbrel.api.api import LONGEST, make_app
 
 CHECKS = [
     not_a_server_error,

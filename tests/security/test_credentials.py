@@ -12,17 +12,18 @@ from typer.testing import CliRunner
 
 from tests.app.waiting import until
 from tests.processes.test_roles import House
-from whimbrel.cli.main import app
-from whimbrel.control.access import GATEWAY, SUPERVISOR, Secret, credential, read_token, site_role
-from whimbrel.control.ports import GatewayBeat, GatewayPort, GatewayStatus, OrchestratorPort, SiteBeat, SitePort
-from whimbrel.control.remote import remote
+from whimbrel.cli.main import make_app
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, Unavailable
 from whimbrel.core.keys import Selection
+from whimbrel.core.names import GATEWAY, SUPERVISOR, site_role
 from whimbrel.core.record import Move, Ready
 from whimbrel.core.router import Begin
-from whimbrel.processes.life import address_in, orchestrator_at
-from whimbrel.processes.orchestrator import settled_in
+from whimbrel.deploy.life import address_in, orchestrator_at
+from whimbrel.deploy.orchestrator import settled_in
+from whimbrel.orchestrator.ports import GatewayBeat, GatewayPort, GatewayStatus, OrchestratorPort, SiteBeat, SitePort
+from whimbrel.rpc.access import Secret, credential, read_token
+from whimbrel.rpc.remote import remote
 from whimbrel.site.status import SiteStatus
 
 NOTICE = Ready("m1", "count-2", 0, 1)
@@ -76,7 +77,8 @@ def test_a_process_speaks_in_its_own_name_alone(house: House) -> None:
 def test_what_opens_one_door_opens_no_other(house: House) -> None:
     assert house.gateway is not None
     assert house.orchestrator is not None
-    gateway, api = house.gateway.server.url, house.orchestrator.control._servers[0]
+    assert house.orchestrator.api is not None
+    gateway, api = house.gateway.server.url, house.orchestrator.api
     site = house.site("cloud").server.url
     allowed = {
         (gateway, "is_drained", GATEWAY),
@@ -113,7 +115,7 @@ def test_credentials_are_rotated_while_everything_runs(house: House) -> None:
     old = {path.name: path.read_text().strip() for path in (house.data / "credentials").iterdir()}
     stale = remote(OrchestratorPort, lambda: address_in(house.data), old["site-cloud"])
     stale.beat(beat(house, "cloud"))
-    told = CliRunner().invoke(app, ["token", "rotate", "--roles", "--data", str(house.data)])
+    told = CliRunner().invoke(make_app(), ["token", "rotate", "--roles", "--data", str(house.data)])
     assert told.output.strip() == "rotated: gateway, orchestrator, site-cloud, site-edge-1"
     with pytest.raises(Unavailable, match="does not know the credential"):
         stale.beat(beat(house, "cloud"))

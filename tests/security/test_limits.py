@@ -17,10 +17,10 @@ from tests.processes.test_remote import Port, Target
 from tests.rest.house import House, served
 from tests.rest.test_api import problem
 from tests.rest.test_client import finish
-from whimbrel.control.limits import Limited
-from whimbrel.control.remote import bare, offer, remote
-from whimbrel.control.server import Server
 from whimbrel.core.errors import Conflict
+from whimbrel.rpc.limits import Limited
+from whimbrel.rpc.remote import bare, offer, remote
+from whimbrel.rpc.server import Server
 
 MOST = 8
 
@@ -158,7 +158,7 @@ def test_a_head_of_any_size_is_not_taken(house: House) -> None:
 def test_only_so_many_calls_wait_and_a_client_waits_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whimbrel.control.api.WAITING", 2)
+    monkeypatch.setattr("whimbrel.api.api.WAITING", 2)
     with served(tmp_path) as house:
         house.post("/migrations", {"stage": "count", "to": "edge-1"})
         answers: list[object] = []

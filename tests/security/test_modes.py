@@ -12,11 +12,11 @@ import pytest
 from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.rest.house import served
-from whimbrel.control.journal import Journal
 from whimbrel.log import EmbeddedLog, reading
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import replace_text
 from whimbrel.log.spool import LARGE, Spool
+from whimbrel.orchestrator.journal import Journal
 
 
 @pytest.fixture(autouse=True)

@@ -11,19 +11,19 @@ import pytest
 
 import whimbrel as wb
 from tests.rest.house import Count, Standing
-from whimbrel.control.ports import GatewayPort, OrchestratorPort, SiteBeat, SitePort, check_names
-from whimbrel.control.remote import bare, methods, offer, remote
-from whimbrel.control.server import Server
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Refused
 from whimbrel.core.keys import Selection
 from whimbrel.core.names import check_name
 from whimbrel.core.record import Move
 from whimbrel.core.router import Begin
+from whimbrel.deploy.deployment import Deployment
+from whimbrel.deploy.orchestrator import OrchestratorProcess
 from whimbrel.log.folder import Logs
 from whimbrel.log.private import below
-from whimbrel.processes.deployment import Deployment
-from whimbrel.processes.orchestrator import OrchestratorProcess
+from whimbrel.orchestrator.ports import GatewayPort, OrchestratorPort, SiteBeat, SitePort, check_names
+from whimbrel.rpc.remote import bare, methods, offer, remote
+from whimbrel.rpc.server import Server
 from whimbrel.site.links import Links
 from whimbrel.site.site import Site
 from whimbrel.site.status import SiteStatus

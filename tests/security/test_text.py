@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import whimbrel as wb
 from tests.rest.house import House, served, standing
 from tests.rest.test_client import finish
-from whimbrel.cli.main import app
+from whimbrel.cli.main import make_app
 from whimbrel.core.text import visible
 
 EVIL = "k\x1b[2J\x1b]0;owned\x07\x9b1m\x7f\r\u202e[red]x[/]"
@@ -39,7 +39,7 @@ def test_lines_may_stay_lines() -> None:
 
 
 def run(house: House, *arguments: str) -> str:
-    result = CliRunner().invoke(app, [*arguments, "--data", str(house.app.data)], env={"COLUMNS": "300"})
+    result = CliRunner().invoke(make_app(), [*arguments, "--data", str(house.app.data)], env={"COLUMNS": "300"})
     assert result.exception is None, result.exception
     return result.output
 

@@ -17,11 +17,11 @@ import whimbrel as wb
 from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.processes.test_remote import Port, Target
-from whimbrel.cli.main import app
-from whimbrel.control.remote import bare, offer, remote
-from whimbrel.control.server import Server
-from whimbrel.control.tls import Tls, tls_of
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Conflict, Refused, Retry, Unavailable
+from whimbrel.rpc.remote import bare, offer, remote
+from whimbrel.rpc.server import Server
+from whimbrel.rpc.tls import Tls, tls_of
 
 HERE = Path(__file__).parent
 MINE = HERE.parent / "rest"
@@ -118,7 +118,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         tls_of(GOOD.certificate, GOOD.key, None)
     assert tls_of(None, None, None) is None
     job = str(ROOT / "tests" / "processes" / "job.py")
-    refused = CliRunner().invoke(app, ["up", job, "--data", str(tmp_path / "data"), "--ca", str(none)])
+    refused = CliRunner().invoke(make_app(), ["up", job, "--data", str(tmp_path / "data"), "--ca", str(none)])
     assert isinstance(refused.exception, Refused)
 
 

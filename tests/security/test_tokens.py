@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import whimbrel as wb
 from tests.rest.house import House, served
 from tests.rest.test_api import problem
-from whimbrel.cli.main import app
-from whimbrel.control.access import Secret
-from whimbrel.control.policy import Policy
-from whimbrel.control.tokens import Tokens
+from whimbrel.api.tokens import Tokens
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
+from whimbrel.orchestrator.policy import Policy
+from whimbrel.rpc.access import Secret
 
 MOVE = {"stage": "count", "to": "edge-1", "keys": ["k00"]}
 ORDERS = [
@@ -43,7 +43,9 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def cli(house: House, *arguments: str) -> str:
-    result = CliRunner().invoke(app, ["token", *arguments, "--data", str(house.app.data)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(
+        make_app(), ["token", *arguments, "--data", str(house.app.data)], env={"COLUMNS": "200"}
+    )
     if result.exception is not None:
         raise result.exception
     return result.output.strip()
@@ -144,7 +146,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def raise_from(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(make_app(), arguments)
     assert result.exception is not None
     raise result.exception
 
@@ -180,7 +182,7 @@ def test_a_story_begins_with_who_ordered_it_also_after_a_restart(tmp_path: Path)
         assert house.http.get("/migrations/m1").json()["ordered_by"] == "ci.bot over REST"
         by = house.app.status()["stages"]["count"]["ordered_by"]
         assert by == {"m1": "ci.bot over REST", "m2": "the process itself", "m3": "operator over REST"}
-        shown = CliRunner().invoke(app, ["status", "--data", str(tmp_path)], env={"COLUMNS": "200"}).output
+        shown = CliRunner().invoke(make_app(), ["status", "--data", str(tmp_path)], env={"COLUMNS": "200"}).output
         assert "m1 copying (ordered by ci.bot over REST)" in shown
 
 

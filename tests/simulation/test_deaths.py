@@ -12,9 +12,9 @@ import pytest
 
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Migration
-from whimbrel.sim.actors import Actor
-from whimbrel.sim.check import Invariants, check_end
-from whimbrel.sim.world import World
+from whimbrel.lab.sim.actors import Actor
+from whimbrel.lab.sim.check import Invariants, check_end
+from whimbrel.lab.sim.world import World
 
 SEEDS = 4
 PARTIES = ("source", "destination", "router", "coordinator")

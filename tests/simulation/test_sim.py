@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from whimbrel.sim.check import Violation
-from whimbrel.sim.run import CHOICES, Outcome, run_seed, search
-from whimbrel.sim.sabotage import SABOTAGES
-from whimbrel.sim.world import World
+from whimbrel.lab.sim.check import Violation
+from whimbrel.lab.sim.run import CHOICES, Outcome, run_seed, search
+from whimbrel.lab.sim.sabotage import SABOTAGES
+from whimbrel.lab.sim.world import World
 
 SEEDS = 150
 

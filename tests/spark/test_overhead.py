@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from whimbrel.bench.overhead import BARE, MOVABLE, in_process, through_spark
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Record
+from whimbrel.lab.bench.overhead import BARE, MOVABLE, in_process, through_spark
 from whimbrel.spark.processor import GroupProcessor
 
 MOST = 1.05

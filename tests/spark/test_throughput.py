@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from whimbrel.bench.throughput import NATIVE, ROWS, WHIMBREL, throughput
+from whimbrel.lab.bench.throughput import NATIVE, ROWS, WHIMBREL, throughput
 
 REMEMBERED = "spark.sql.streaming.numRecentProgressUpdates"
 

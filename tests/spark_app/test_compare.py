@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from whimbrel.bench.comparison import Comparison
-from whimbrel.bench.run import Setting
-from whimbrel.bench.scenarios import LIVE_PAUSE, Scenario
+from whimbrel.lab.bench.comparison import Comparison
+from whimbrel.lab.bench.run import Setting
+from whimbrel.lab.bench.scenarios import LIVE_PAUSE, Scenario
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, KEYS, Job, running
-from whimbrel.control.stage import BUDGET, LEAST_BUDGET
+from whimbrel.orchestrator.stage import BUDGET, LEAST_BUDGET
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, running
-from whimbrel.cli.main import app
+from whimbrel.cli.main import make_app
 
 pytestmark = pytest.mark.spark
 
@@ -33,7 +33,7 @@ def test_a_stream_moves_pauses_and_leaves_a_site_by_orders_from_outside(tmp_path
             assert client.resume("chain-1").phase == "running"
             until(lambda: (client.checkpoint("chain-1").batch or 0) > (before or 0), "it does batches again")
 
-            shown = CliRunner().invoke(app, ["drain", "cloud", "--data", str(job.data)], env={"COLUMNS": "200"})
+            shown = CliRunner().invoke(make_app(), ["drain", "cloud", "--data", str(job.data)], env={"COLUMNS": "200"})
             assert shown.exit_code == 0, shown.output
             assert "done" in shown.output
             assert [site.keys for site in client.sites()] == [0, 12]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, Chain, read, running
-from whimbrel.cli.main import app
-from whimbrel.store import CentralStore
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.cli.main import make_app
 
 pytestmark = pytest.mark.spark
 
@@ -28,7 +28,7 @@ def test_the_store_has_the_states_of_all_keys_wherever_they_are(tmp_path: Path, 
         until(lambda: gateway.ingress.head() > 0, "the log to be trimmed", 60)
         assert job.app.status()["stages"]["chain"]["store"]["error"] is None
 
-    shown = CliRunner().invoke(app, ["checkpoints", url], env={"COLUMNS": "200"})
+    shown = CliRunner().invoke(make_app(), ["checkpoints", url], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     assert [line.split()[0] for line in shown.output.splitlines()[1:]] == ["chain"] * 3
     last = {result["key"]: (result["count"], result["digest"]) for result in read(job.out)}

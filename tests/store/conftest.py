@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.store.objects import at_s3, s3_server
-from whimbrel.store.place import Place
+from whimbrel.checkpoints.place import Place
 
 settings.register_profile("whimbrel", deadline=None)
 settings.load_profile("whimbrel")

@@ -17,10 +17,12 @@ from botocore.exceptions import BotoCoreError
 
 from tests.app.failing import Fuse
 from tests.app.waiting import until
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.place import Objects, Place
+from whimbrel.checkpoints.version import Checkpoint, Retention, Saving
 from whimbrel.core.errors import Retry
 from whimbrel.core.keys import bin_of
-from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version
-from whimbrel.store.place import Objects, Place
+from whimbrel.core.saving import Version
 
 WEED = Path(sys.executable).with_name("weed")
 ALL = Retention(checkpoints=10**6)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tests.properties.mangling import mangled
 from tests.store.objects import Memory, loaded, saving, version
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.version import Retention
 from whimbrel.core import wire
 from whimbrel.core.errors import Stop, UnknownName
-from whimbrel.store import CentralStore, Retention
 
 
 @cache

@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from tests.store.objects import ALL, Memory, loaded, numbers, saving, version
+from whimbrel.checkpoints import names
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.place import Place
+from whimbrel.checkpoints.version import Checkpoint, Retention, Saving, Segment
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.store import CentralStore, Checkpoint, Retention, Saving, Version, names
-from whimbrel.store.names import Saved
-from whimbrel.store.place import Place
-from whimbrel.store.version import Segment
+from whimbrel.core.saving import Version
 
 
 def filled(store: CentralStore) -> None:
@@ -184,7 +186,7 @@ def test_a_fold_waits_until_what_was_saved_since_is_as_large_as_the_last() -> No
 def test_savings_of_nothing_go_with_the_checkpoints_that_counted_them_and_many_small_ones_are_folded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("whimbrel.store.compaction.MANY", 10)
+    monkeypatch.setattr("whimbrel.checkpoints.compaction.MANY", 10)
     memory = Memory()
     store = CentralStore(memory)
     store.write("s", saving(1, version("a", 1, "x" * 5000)))
@@ -208,7 +210,7 @@ def test_an_instance_that_was_folded_and_is_no_more_is_known_by_its_last_number(
 
 
 def test_a_large_saving_and_a_large_fold_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whimbrel.store.version.PIECE", 20)
+    monkeypatch.setattr("whimbrel.checkpoints.version.PIECE", 20)
     memory = Memory()
     store = CentralStore(memory)
     versions = [*(version(f"k{n}", n) for n in range(9)), version("large", 1, "x" * 50)]

@@ -9,8 +9,9 @@ import pytest
 
 from tests.app.failing import Died, Fuse
 from tests.store.objects import FailingObjects, Memory, loaded, saving, version
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.version import Retention
 from whimbrel.core.errors import Unavailable
-from whimbrel.store import CentralStore, Retention
 
 KEEP = Retention(checkpoints=2)
 Step = Callable[[CentralStore], object]

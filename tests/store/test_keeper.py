@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.app.failing import Fuse
 from tests.store.objects import FailingObjects, Memory, loaded, numbers, saving, version
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.keeper import Keeper
+from whimbrel.checkpoints.place import Objects
+from whimbrel.checkpoints.version import Retention
 from whimbrel.core.errors import Unavailable
-from whimbrel.store import CentralStore, Keeper, Retention
-from whimbrel.store.place import Objects
 
 
 class House:

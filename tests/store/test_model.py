@@ -10,8 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.app.failing import Died, Fuse
 from tests.store.objects import FailingObjects, Memory
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.version import Retention, Saving
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.store import CentralStore, Retention, Saving, Version
+from whimbrel.core.saving import Version
 
 KEYS = ["a", "b", "c", "d"]
 PARTS = [("s-1", 0), ("s-1", 1), ("s-2", 0)]

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.store.objects import at_s3, saving, version
-from whimbrel.cli.main import app
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.place import LONGEST, Place, checked
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Refused, Unavailable
-from whimbrel.store import CentralStore
-from whimbrel.store.place import LONGEST, Place, checked
 
 
 def test_what_is_put_is_found_by_its_name_and_replaced_by_it(place: Place) -> None:
@@ -111,5 +111,5 @@ def test_s3_is_found_as_amazons_tools_find_it(s3: dict[str, str], monkeypatch: p
     store = CentralStore(url)
     store.write("average", saving(1, version("a", 1), reached=1 << 20))
     store.checkpoint("average", {"s-1": 1}, 1_772_366_400_000_000)
-    shown = CliRunner().invoke(app, ["checkpoints", url], env={"COLUMNS": "120"})
+    shown = CliRunner().invoke(make_app(), ["checkpoints", url], env={"COLUMNS": "120"})
     assert shown.output.split()[-6:] == ["1", "2026-03-01", "12:00:00Z", "1", "5", "1.0"]

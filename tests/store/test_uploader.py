@@ -8,6 +8,12 @@ import pytest
 
 from tests.app.failing import Died, Fuse
 from tests.store.objects import FailingObjects, Memory
+from whimbrel.checkpoints import uploader
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.keeper import Keeper
+from whimbrel.checkpoints.place import Objects, Place
+from whimbrel.checkpoints.uploader import Uploader
+from whimbrel.checkpoints.version import Retention, Saving
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable
 from whimbrel.core.keys import EVERY_BIN, bin_of
@@ -16,8 +22,6 @@ from whimbrel.core.saving import Crate, Version
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
 from whimbrel.log.codec import Message
 from whimbrel.log.spool import Spool
-from whimbrel.store import CentralStore, Keeper, Retention, Saving, Uploader, uploader
-from whimbrel.store.place import Objects, Place
 
 
 def state(number: int, key: str, seq: int, text: str, piece: int = 0, pieces: int = 1) -> Message:

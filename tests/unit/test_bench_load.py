@@ -6,9 +6,9 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
-from whimbrel.bench.workloads import KeyCount, Load
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Record
+from whimbrel.lab.bench.workloads import KeyCount, Load
 
 
 def keys(load: Load, count: int, start: int = 0) -> list[str]:

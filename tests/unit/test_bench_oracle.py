@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from whimbrel.bench.oracle import Expected, averages, compare, key_counts
-from whimbrel.bench.workloads import AverageSpeed, KeyCount, Load, vehicles
 from whimbrel.core.instance import Instance
 from whimbrel.core.operator import Operator
 from whimbrel.core.record import Record, Result
+from whimbrel.lab.bench.oracle import Expected, averages, compare, key_counts
+from whimbrel.lab.bench.workloads import AverageSpeed, KeyCount, Load, vehicles
 
 EXACT = {"lost": 0, "duplicated": 0, "out_of_order": 0, "wrong": 0}
 

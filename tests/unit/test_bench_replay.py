@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whimbrel.bench.replay import prices, replay
+from whimbrel.lab.bench.replay import prices, replay
 
 
 def run(silent: int, intermediate: int) -> dict[str, Any]:

@@ -7,10 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from whimbrel.bench.comparison import Comparison, plan
-from whimbrel.bench.run import NO_MOVE, Setting, check, described, order
-from whimbrel.bench.scenarios import SCENARIOS, Candidate, Scenario, candidate, overridden, scenario_named, shortened
 from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.lab.bench.comparison import Comparison, plan
+from whimbrel.lab.bench.run import NO_MOVE, Setting, check, described, order
+from whimbrel.lab.bench.scenarios import (
+    SCENARIOS,
+    Candidate,
+    Scenario,
+    candidate,
+    overridden,
+    scenario_named,
+    shortened,
+)
 
 NAMES = [
     "key-count",

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from whimbrel.bench.charts import draw
-from whimbrel.bench.growth import copy_ms, growth
-from whimbrel.bench.measure import Release, stabilised
-from whimbrel.bench.run import Setting, whole
-from whimbrel.bench.summary import cells, fit, ratios, summarise
 from whimbrel.core.record import Result
+from whimbrel.lab.bench.charts import draw
+from whimbrel.lab.bench.growth import copy_ms, growth
+from whimbrel.lab.bench.measure import Release, stabilised
+from whimbrel.lab.bench.run import Setting, whole
+from whimbrel.lab.bench.summary import cells, fit, ratios, summarise
 
 MIB = 1 << 20
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from whimbrel.chaos import faults, storage
-from whimbrel.chaos.deployed import Deployed
-from whimbrel.chaos.disturbance import ANSWERS, CALLS, CLOCK, REQUESTS, disturb
-from whimbrel.chaos.storage import Aim, has_strace
+from whimbrel.lab.chaos import faults, storage
+from whimbrel.lab.chaos.deployed import Deployed
+from whimbrel.lab.chaos.disturbance import ANSWERS, CALLS, CLOCK, REQUESTS, disturb
+from whimbrel.lab.chaos.storage import Aim, has_strace
 
 WRITER = """
 import sqlite3, sys, time
@@ -35,7 +35,7 @@ CALLER = """
 import http.server, sys, threading, time
 from pathlib import Path
 import httpx
-from whimbrel.chaos import disturbance
+from whimbrel.lab.chaos import disturbance
 
 class Answering(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

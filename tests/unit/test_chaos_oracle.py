@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from whimbrel.chaos import rows
-from whimbrel.chaos.load import Ledger, Rows, Shops, emitted, moments, role_of
-from whimbrel.chaos.oracle import LEDGER, SHOPS, Expectation, Letter, expect, judge, judge_letters
-from whimbrel.chaos.rows import Load
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import bin_of
 from whimbrel.core.record import Kind, Record, Result
 from whimbrel.gateway.intake import Intake, parse_schema
+from whimbrel.lab.chaos import rows
+from whimbrel.lab.chaos.load import Ledger, Rows, Shops, emitted, moments, role_of
+from whimbrel.lab.chaos.oracle import LEDGER, SHOPS, Expectation, Letter, expect, judge, judge_letters
+from whimbrel.lab.chaos.rows import Load
 
 LOAD = Load(accounts=12, shops=5, state_bytes=50, large=1, large_bytes=500)
 COUNT = 2_500

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from whimbrel.chaos.faults import STRIKES
-from whimbrel.chaos.oracle import LEDGER, SHOPS
-from whimbrel.chaos.phases import VICTIMS, Case, cases
-from whimbrel.chaos.plan import DEEDS, KINDS, UNDOING, USUAL, moments, phases, plan
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.lab.chaos.faults import STRIKES
+from whimbrel.lab.chaos.oracle import LEDGER, SHOPS
+from whimbrel.lab.chaos.phases import VICTIMS, Case, cases
+from whimbrel.lab.chaos.plan import DEEDS, KINDS, UNDOING, USUAL, moments, phases, plan
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:

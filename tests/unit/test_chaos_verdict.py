@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from whimbrel.chaos.engine import Struck
-from whimbrel.chaos.faults import HOUR_US
-from whimbrel.chaos.load import EMITTED, MOMENT, TIMES
-from whimbrel.chaos.oracle import LEDGER, expect
-from whimbrel.chaos.phases import middle
-from whimbrel.chaos.plan import GATEWAY, ORCHESTRATOR, SOURCE
-from whimbrel.chaos.rows import Load
-from whimbrel.chaos.verdict import Run, broken, judge, phase_at, recovery, righted
-from whimbrel.control.control import router_of
-from whimbrel.control.journal import Journal
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols.machine import Line, Migration
 from whimbrel.core.record import Move, Parked
 from whimbrel.gateway.dead_letters import DeadLetters
+from whimbrel.lab.chaos.engine import Struck
+from whimbrel.lab.chaos.faults import HOUR_US
+from whimbrel.lab.chaos.load import EMITTED, MOMENT, TIMES
+from whimbrel.lab.chaos.oracle import LEDGER, expect
+from whimbrel.lab.chaos.phases import middle
+from whimbrel.lab.chaos.plan import GATEWAY, ORCHESTRATOR, SOURCE
+from whimbrel.lab.chaos.rows import Load
+from whimbrel.lab.chaos.verdict import Run, broken, judge, phase_at, recovery, righted
 from whimbrel.log import EmbeddedLog
+from whimbrel.orchestrator.control import router_of
+from whimbrel.orchestrator.journal import Journal
 
 BEGUN = 1_000_000_000_000_000
 SECOND = 1_000_000

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.test_bench_summary import a_run
-from whimbrel.bench.run import Setting
-from whimbrel.cli.main import app
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Unavailable, WhimbrelError
+from whimbrel.lab.bench.run import Setting
 
 GOOD = dict.fromkeys(("lost", "duplicated", "out_of_order", "wrong"), 0)
 
@@ -43,10 +43,10 @@ class Runs:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, runs: Runs, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr("whimbrel.bench.comparison.run", runs)
+    monkeypatch.setattr("whimbrel.lab.bench.comparison.run", runs)
     monkeypatch.setattr("whimbrel.spark.session.session", lambda name, extra: NoSpark())
     before = NoSpark.stopped
-    result = CliRunner().invoke(app, ["bench", "compare", *arguments])
+    result = CliRunner().invoke(make_app(), ["bench", "compare", *arguments])
     if isinstance(result.exception, WhimbrelError):
         return 1, str(result.exception)
     assert NoSpark.stopped == before + 1
@@ -117,7 +117,7 @@ def test_what_is_not_there_is_refused_before_spark_starts(
 
 @pytest.mark.parametrize("command", ["compare", "throughput", "overhead", "latency"])
 def test_help_has_an_example(command: str) -> None:
-    result = CliRunner().invoke(app, ["bench", command, "--help"])
+    result = CliRunner().invoke(make_app(), ["bench", command, "--help"])
     assert result.exit_code == 0
     assert f"whimbrel bench {command}" in result.output
     assert "--json" in result.output

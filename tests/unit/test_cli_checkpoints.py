@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from whimbrel.cli.main import app
+from whimbrel.checkpoints.central import CentralStore
+from whimbrel.checkpoints.version import Saving
+from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import bin_of
-from whimbrel.store import CentralStore, Saving, Version
+from whimbrel.core.saving import Version
 
 WHIMBREL = Path(sys.executable).with_name("whimbrel")
 MARCH = 1_772_366_400_000_000  # 2026-03-01 12:00 UTC
@@ -32,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["checkpoints", *arguments], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(make_app(), ["checkpoints", *arguments], env={"COLUMNS": "160"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from whimbrel.cli.main import app
+from whimbrel.cli.main import make_app
 from whimbrel.core.arrival import Arrival
-from whimbrel.sim.run import CHOICES, search
-from whimbrel.sim.sabotage import SABOTAGES
+from whimbrel.lab.sim.run import CHOICES, search
+from whimbrel.lab.sim.sabotage import SABOTAGES
 
 WHIMBREL = Path(sys.executable).with_name("whimbrel")
 
 
 def run(*arguments: str) -> tuple[int, str]:
     """The exit status and all that was printed."""
-    result = CliRunner().invoke(app, ["sim", *arguments])
+    result = CliRunner().invoke(make_app(), ["sim", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -122,10 +122,10 @@ def test_help_has_an_example() -> None:
 
 
 def test_without_a_command_there_is_help_and_there_is_a_version() -> None:
-    bare = CliRunner().invoke(app, [])
+    bare = CliRunner().invoke(make_app(), [])
     assert "Usage" in bare.output
     assert "sim" in bare.output
-    assert CliRunner().invoke(app, ["--version"]).output == f"whimbrel {version('whimbrel')}\n"
+    assert CliRunner().invoke(make_app(), ["--version"]).output == f"whimbrel {version('whimbrel')}\n"
 
 
 def test_the_installed_command(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whimbrel.bench import report
 from whimbrel.cli.compare import compare
+from whimbrel.lab.bench import report
 
 bench = typer.Typer(name="bench", help="Measure on this machine, candidates side by side.", no_args_is_help=True)
 bench.command()(compare)
@@ -29,7 +29,7 @@ def throughput(
 
     Example: whimbrel bench throughput --keys 10000 --rows 100000
     """
-    from whimbrel.bench.throughput import throughput as measure
+    from whimbrel.lab.bench.throughput import throughput as measure
     from whimbrel.spark.session import BOTH_COMPILERS, brief_session
 
     console = Console()
@@ -62,7 +62,7 @@ def overhead(
 
     Example: whimbrel bench overhead
     """
-    from whimbrel.bench.overhead import in_process, through_spark
+    from whimbrel.lab.bench.overhead import in_process, through_spark
     from whimbrel.spark.session import brief_session
 
     console = Console()
@@ -99,7 +99,7 @@ def checkpoints(
 
     Example: whimbrel bench checkpoints --rounds 4
     """
-    from whimbrel.bench.checkpoints import REMEMBER, measure
+    from whimbrel.lab.bench.checkpoints import REMEMBER, measure
     from whimbrel.spark.session import brief_session
 
     console = Console()
@@ -139,7 +139,7 @@ def latency(
 
     Example: whimbrel bench latency
     """
-    from whimbrel.bench.profiles import latency as measure
+    from whimbrel.lab.bench.profiles import latency as measure
 
     console = Console()
 

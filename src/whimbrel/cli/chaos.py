@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from whimbrel.bench import report
-from whimbrel.bench.oracle import FAULTS
-from whimbrel.chaos import run as scene
-from whimbrel.chaos.phases import VICTIMS, cases
-from whimbrel.chaos.plan import KINDS, USUAL
 from whimbrel.core.errors import Refused
+from whimbrel.lab.bench import report
+from whimbrel.lab.bench.oracle import FAULTS
+from whimbrel.lab.chaos import run as scene
+from whimbrel.lab.chaos.phases import VICTIMS, cases
+from whimbrel.lab.chaos.plan import KINDS, USUAL
 
 RARE = [name for name in KINDS if name not in USUAL]
 EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.says})" for name, kind in KINDS.items())

@@ -11,12 +11,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from whimbrel.bench.report import installed, write
-from whimbrel.cli.screen import Sheet, say
+from whimbrel.cli.screen import Sheet, say, version, write
 from whimbrel.core.errors import UnknownName
 
 if TYPE_CHECKING:
-    from whimbrel.store import Checkpoint
+    from whimbrel.checkpoints.version import Checkpoint
 
 
 def checkpoints(
@@ -29,7 +28,7 @@ def checkpoints(
     Examples: whimbrel checkpoints /var/lib/whimbrel/store
               whimbrel checkpoints s3://bucket/whimbrel --stage average --json checkpoints.json
     """
-    from whimbrel.store import CentralStore
+    from whimbrel.checkpoints.central import CentralStore
 
     store = CentralStore(url)
     stages = store.stages()
@@ -42,7 +41,7 @@ def checkpoints(
     else:
         say(f"no checkpoints at {url}")
     if json is not None:
-        write({"whimbrel": installed("whimbrel"), "url": url, "stages": msgspec.to_builtins(found)}, json)
+        write({"whimbrel": version("whimbrel"), "url": url, "stages": msgspec.to_builtins(found)}, json)
 
 
 def _table(found: dict[str, list[Checkpoint]]) -> Sheet:

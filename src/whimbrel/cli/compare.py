@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from whimbrel.bench import report
-from whimbrel.bench.comparison import Comparison
-from whimbrel.bench.oracle import FAULTS
-from whimbrel.bench.run import Setting, described
-from whimbrel.bench.scenarios import SCENARIOS, candidate, overridden, scenario_named, shortened
-from whimbrel.bench.summary import MOVED, RESTORED, STILL, figures
 from whimbrel.core.errors import UnknownName
+from whimbrel.lab.bench import report
+from whimbrel.lab.bench.comparison import Comparison
+from whimbrel.lab.bench.oracle import FAULTS
+from whimbrel.lab.bench.run import Setting, described
+from whimbrel.lab.bench.scenarios import SCENARIOS, candidate, overridden, scenario_named, shortened
+from whimbrel.lab.bench.summary import MOVED, RESTORED, STILL, figures
 
 FOLDER = Path("whimbrel-bench")
 WIDTH = 140
@@ -132,7 +132,7 @@ def _told(run: dict[str, Any]) -> str:
 
 def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path | None) -> None:
     """Tables, pictures and files of what is done."""
-    from whimbrel.bench.charts import draw
+    from whimbrel.lab.bench.charts import draw
 
     done = comparison.report()
     stem = f"{comparison.name}-{(done['revision'] or 'unversioned')[:12]}"

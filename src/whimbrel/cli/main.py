@@ -1,51 +1,68 @@
-"""The command line: one file a command, all of them registered here."""
+"""The command line: one file a command, loaded when it is asked for, so that `whimbrel status` loads no Spark."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from whimbrel.bench.report import installed
-from whimbrel.cli.bench import bench
-from whimbrel.cli.chaos import EPILOG, chaos
-from whimbrel.cli.checkpoints import checkpoints
-from whimbrel.cli.demo import demo
-from whimbrel.cli.processes import gateway, orchestrator, site, up
-from whimbrel.cli.remote import drain, migrate, routes, sites, stages, status, story
-from whimbrel.cli.sim import sim
-from whimbrel.cli.token import token
+from whimbrel.cli.screen import version
 from whimbrel.core.errors import WhimbrelError
 from whimbrel.core.text import visible
 
-app = typer.Typer(
-    name="whimbrel",
-    help="Move the state of a running PySpark stream between sites, key by key, without stopping it.",
-    epilog="Begin with: whimbrel demo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(demo)
-app.command()(sim)
-app.command(epilog=EPILOG)(chaos)
-app.command()(checkpoints)
-for process in (up, orchestrator, gateway, site):
-    app.command()(process)
-app.add_typer(bench)
-app.add_typer(token, rich_help_panel="A running application")
-for command in (status, sites, stages, routes, migrate, story, drain):
-    app.command(rich_help_panel="A running application")(command)
+COMMANDS = {
+    "demo": "demo",
+    "sim": "sim",
+    "chaos": "chaos",
+    "checkpoints": "checkpoints",
+    "up": "processes",
+    "orchestrator": "processes",
+    "gateway": "processes",
+    "site": "processes",
+    "bench": "bench",
+    "token": "token",
+    "status": "remote",
+    "sites": "remote",
+    "stages": "remote",
+    "routes": "remote",
+    "migrate": "remote",
+    "story": "remote",
+    "drain": "remote",
+}
+"""By command, in the order in which they are listed: the module of `whimbrel.cli` that has it."""
+RUNNING = ("token", "remote")
+"""The modules whose commands are for a running application."""
+
+
+def make_app(*wanted: str) -> typer.Typer:
+    """The command line with these commands; with all if none of them is one."""
+    app = typer.Typer(
+        name="whimbrel",
+        help="Move the state of a running PySpark stream between sites, key by key, without stopping it.",
+        epilog="Begin with: whimbrel demo",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(options)
+    for name in [name for name in wanted if name in COMMANDS] or COMMANDS:
+        module = import_module(f"whimbrel.cli.{COMMANDS[name]}")
+        command, panel = getattr(module, name), "A running application" if COMMANDS[name] in RUNNING else None
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(epilog=getattr(module, "EPILOG", None), rich_help_panel=panel)(command)
+    return app
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"whimbrel {installed('whimbrel')}")
+        typer.echo(f"whimbrel {version('whimbrel')}")
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -57,8 +74,12 @@ def options(
 def main() -> None:
     """The entry point: an error on purpose is one line, an interrupt is quiet."""
     try:
-        app()
+        make_app(*sys.argv[1:2])()
     except WhimbrelError as error:
         sys.exit(f"whimbrel: {visible(error, lines=True)}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("matplotlib"):
+            raise
+        sys.exit("whimbrel: pictures need matplotlib, which comes with: pip install 'whimbrel[lab]'")
     except KeyboardInterrupt:
         sys.exit(130)

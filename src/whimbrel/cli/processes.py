@@ -10,20 +10,20 @@ from typing import Annotated
 
 import typer
 
-from whimbrel.control.peers import DEAD, SUSPECT
-from whimbrel.control.tls import Tls, tls_of
 from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
 from whimbrel.core.text import visible
+from whimbrel.deploy.deployment import Deployment, load_job
+from whimbrel.deploy.gateway import GatewayProcess
+from whimbrel.deploy.life import Process, live
+from whimbrel.deploy.orchestrator import OrchestratorProcess, settled_in
+from whimbrel.deploy.site import SiteProcess
+from whimbrel.deploy.up import REFUSED, supervise
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS
-from whimbrel.processes.deployment import Deployment, load_job
-from whimbrel.processes.gateway import GatewayProcess
-from whimbrel.processes.life import Process, live
-from whimbrel.processes.orchestrator import OrchestratorProcess, settled_in
-from whimbrel.processes.site import SiteProcess
-from whimbrel.processes.up import REFUSED, supervise
 from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.roles.site import TRIGGER
+from whimbrel.rpc.peers import DEAD, SUSPECT
+from whimbrel.rpc.tls import Tls, tls_of
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]

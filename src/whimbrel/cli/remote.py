@@ -13,15 +13,14 @@ import msgspec
 import typer
 from rich.console import Console
 
-from whimbrel.bench import report
-from whimbrel.cli.screen import Sheet, say, shown
-from whimbrel.control.client import Client, RemoteHandle, connect
-from whimbrel.control.orchestrator import DEADLINE
-from whimbrel.control.orders import MigrationStatus
+from whimbrel.api.client import Client, RemoteHandle, connect
+from whimbrel.cli.screen import Sheet, say, shown, write
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import BINS
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.auto import Limits
+from whimbrel.orchestrator.orchestrator import DEADLINE
+from whimbrel.orchestrator.orders import MigrationStatus
 
 Url = Annotated[str | None, typer.Option(envvar="WHIMBREL_URL", help="Where the API is.")]
 Data = Annotated[
@@ -314,4 +313,4 @@ def _text(value: object) -> str:
 
 def _write(found: Any, path: Path | None) -> None:
     if path is not None:
-        report.write(msgspec.to_builtins(found), path)
+        write(msgspec.to_builtins(found), path)

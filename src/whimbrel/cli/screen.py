@@ -6,6 +6,11 @@ screen or hide a line, one with brackets could be taken for markup. `--json` wri
 
 from __future__ import annotations
 
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -35,3 +40,17 @@ class Sheet(Table):
     def add(self, *cells: object) -> None:
         """A row."""
         self.add_row(*map(shown, cells))
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def write(answer: Any, path: Path) -> None:
+    """Write an answer or a report as JSON, where people and programs can read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(answer), indent=1) + b"\n")

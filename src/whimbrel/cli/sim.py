@@ -23,9 +23,9 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from whimbrel.bench import report
-from whimbrel.sim.run import CHOICES, Outcome, search
-from whimbrel.sim.sabotage import SABOTAGES
+from whimbrel.lab.bench import report
+from whimbrel.lab.sim.run import CHOICES, Outcome, search
+from whimbrel.lab.sim.sabotage import SABOTAGES
 
 SLICE = 5
 """Seeds a worker takes at a time."""

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whimbrel.api.tokens import FILES, Tokens
 from whimbrel.cli.screen import Sheet, say
-from whimbrel.control.access import rotate_credentials
-from whimbrel.control.tokens import FILES, Tokens
 from whimbrel.core.errors import Refused
+from whimbrel.rpc.access import rotate_credentials
 
 token = typer.Typer(name="token", help="Who may look at a running application, and who may give it orders.")
 Data = Annotated[Path, typer.Option(envvar="WHIMBREL_DATA", help="The data directory.")]

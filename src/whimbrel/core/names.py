@@ -23,6 +23,14 @@ Name = Annotated[str, msgspec.Meta(pattern=PATTERN)]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[\w.:\[\]-]{1,260}\Z")]
 """Where a process can be reached: scheme, host and port, and nothing behind."""
 
+GATEWAY, SUPERVISOR = "gateway", "orchestrator"
+"""The roles of processes, as their credentials are called; a site's is `site_role`."""
+
+
+def site_role(site: str) -> str:
+    """The role of a site."""
+    return f"site-{site}"
+
 
 def check_name(kind: str, name: str, longest: int = CHOSEN) -> str:
     """The name, if it is one. Raises `Refused`; `kind` says of what."""

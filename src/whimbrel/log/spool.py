@@ -3,7 +3,7 @@
     DATA lane       posts, one entry a batch, written by the instance's sink; large ones lie in a file each
     CONTROL lane    which savings count, written by whoever hears it from the gate
 
-The instance's site writes, the gateway carries it to the store (store/uploader.py): neither ever waits for the other.
+The instance's site writes, the gateway carries it to the store (uploader.py): neither ever waits for the other.
 What counts stands behind what was posted: an instance posts before it speaks.
 
 A file is there, and on the disk, before the entry that names it. It has the entry's writer and counter for a name, so

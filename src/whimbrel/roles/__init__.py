@@ -1,1 +1,1 @@
-"""What `wb.run` and the processes are put together of, beside the orchestrator (control/control.py)."""
+"""What `wb.run` and the processes are put together of, beside the orchestrator (orchestrator/control.py)."""

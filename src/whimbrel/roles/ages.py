@@ -23,11 +23,11 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.record import Said
 from whimbrel.core.saving import STORE
+from whimbrel.egress.outlet import Commit
+from whimbrel.egress.sinks import StageSink
 from whimbrel.gateway.gateway import Snapshot
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane, Log
-from whimbrel.outlet.outlet import Commit
-from whimbrel.outlet.sinks import StageSink
 from whimbrel.site.forwarder import number
 
 

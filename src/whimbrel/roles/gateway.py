@@ -17,15 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from whimbrel.control.control import router_of
-from whimbrel.control.journal import GatewayJournal, JournalReader
-from whimbrel.control.ports import FlowStatus, GatewayStatus
+from whimbrel.checkpoints.restoring import Restoring, no_store
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
+from whimbrel.egress.outlet import Outlet, Watch, Word
+from whimbrel.egress.sinks import Sink, StageSink, Unfit
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
@@ -36,16 +36,16 @@ from whimbrel.log.codec import ROWS
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
-from whimbrel.outlet.outlet import Outlet, Watch, Word
-from whimbrel.outlet.sinks import Sink, StageSink, Unfit
+from whimbrel.orchestrator.control import router_of
+from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
+from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.ages import check_posts, check_way_in, check_way_out
-from whimbrel.roles.restoring import Restoring, no_store
 from whimbrel.site.status import told
 
 if TYPE_CHECKING:
-    from whimbrel.roles.savings import Savings
-    from whimbrel.store import CentralStore
+    from whimbrel.checkpoints.central import CentralStore
+    from whimbrel.checkpoints.savings import Savings
 
 Hear = Callable[[str, Report], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
@@ -308,9 +308,11 @@ class GatewayRole:
         """What brings a stage's savings to the store, if there is one."""
         if self.store is None:
             return None
-        from whimbrel.roles.savings import Savings
+        from whimbrel.checkpoints.savings import Savings
 
-        return Savings(stage, gateway, self.logs, self.store, self._save_every, self.clock_us, self._run)
+        return Savings(
+            stage.name, stage.groups, gateway, self.logs, self.store, self._save_every, self.clock_us, self._run
+        )
 
     def errors(self) -> list[Exception]:
         """What went wrong for good."""
@@ -416,7 +418,7 @@ def store_at(url: str | None, save_every: float) -> CentralStore | None:
         return None
     if not save_every > 0:
         raise Refused(f"savings cannot be {save_every:g} s apart; give some seconds, like save_every=5")
-    from whimbrel.store import CentralStore  # fsspec is loaded where there is a store, and nowhere else
+    from whimbrel.checkpoints.central import CentralStore  # fsspec is loaded where there is a store, and nowhere else
 
     return CentralStore(url)
 

@@ -1,0 +1,314 @@
+"""One stage's objects as a reader finds them: which there are, and what each index says.
+
+What a compaction takes away while it is being read is `Gone`: begin again, and something in its place will be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from whimbrel.checkpoints import names
+from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.place import Objects
+from whimbrel.checkpoints.version import Base, Checkpoint, Moment, Reach, Seal, Segment, fitting, has, opened
+from whimbrel.core.errors import Corrupt, NewerFormat, UnknownName
+from whimbrel.core.keys import Selection, bin_of
+from whimbrel.core.saving import Line, Version
+
+TOGETHER = 100
+"""How many seals are fetched at once."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Gone(Corrupt):
+    """An object that must be there and is not: a compaction has just taken it away, or it is lost."""
+
+
+class Sources(NamedTuple):
+    """Where versions are to be looked for: a fold, and savings that it does not have."""
+
+    base: Base | None
+    savings: list[Saved]
+
+
+class Piece(NamedTuple):
+    """A segment, and what its index says of it."""
+
+    name: str
+    lines: list[Line]
+
+
+class Catalog:
+    """The objects of one stage."""
+
+    def __init__(self, objects: Objects, stage: str) -> None:
+        self.objects, self.stage = objects, stage
+
+    def names(self, kind: str) -> list[str]:
+        """The names of all objects of one kind."""
+        return self.objects.names(names.folder(self.stage, kind))
+
+    # ── What there is ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savings(self) -> list[Saved]:
+        """Every saving that has a seal, each part's in order."""
+        return [saved for saved in map(names.saved_of, self.names("seals")) if saved]
+
+    def moments(self) -> list[int]:
+        """The checkpoints there are, oldest first."""
+        return [number for number in map(names.number_of, self.names("checkpoints")) if number is not None]
+
+    def bases(self) -> list[int]:
+        """The checkpoints that have been folded, oldest first."""
+        return [number for number in map(names.number_of, self.names("bases")) if number is not None]
+
+    def sources(self, upto: Moment | None = None) -> Sources:
+        """Where the newest versions are to be found, or the newest as of a checkpoint: the first of the ways there."""
+        return next(self.ways(upto))
+
+    def ways(self, upto: Moment | None = None) -> Iterator[Sources]:
+        """Each way to the newest versions, or the newest as of a checkpoint: the newest base and the savings since,
+        then the base that it was made from and the savings since that. All lead to the same; one may be damaged.
+
+        Raises the damage of an index if there is no way at all.
+        """
+        savings = self.savings()  # before the bases: what is folded between the two is then in a base for sure
+        known = self.bases()
+        damage: Corrupt | NewerFormat | None = None
+        found: list[Base | None] = []
+        for number in reversed([one for one in known if upto is None or one <= upto.number]):
+            try:
+                found.append(self.base(number))
+            except (Corrupt, NewerFormat) as error:
+                damage = damage or error
+        if not known or (len(known) == 1 and self._is_first(known[0], found)):
+            found.append(None)
+        if not found and damage is not None:
+            raise damage
+        for base in found or [None]:
+            yield Sources(base, [one for one in savings if _is_between(one, base, upto)])
+
+    def _is_first(self, number: int, found: list[Base | None]) -> bool:
+        """Whether the only base there is was made of savings alone: then these are all there still. If its index cannot
+        be read, by that nothing of another base is there."""
+        if found and found[0] is not None:
+            return found[0].source is None
+        return all(names.number_of(name) == number for name in self.names("folds"))
+
+    # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def seals(self, savings: Sequence[Saved]) -> Iterator[tuple[Saved, Seal]]:
+        """The indexes of savings, in their order."""
+        for start in range(0, len(savings), TOGETHER):
+            some = savings[start : start + TOGETHER]
+            called = [names.seal(self.stage, saved) for saved in some]
+            for saved, name, blob in zip(some, called, self.objects.get_all(called), strict=True):
+                seal = _opened(name, blob, Seal)
+                if (seal.instance, seal.part, seal.number) != saved:
+                    raise Corrupt(f"{name} is the seal of another saving")
+                yield saved, seal
+
+    def moment(self, number: int) -> Moment:
+        """A checkpoint. Raises `UnknownName` if there is none of this number."""
+        name = names.moment(self.stage, number)
+        try:
+            moment = self._open(name, Moment)
+        except Gone:
+            raise UnknownName("checkpoint", str(number), [str(known) for known in self.moments()]) from None
+        if moment.number != number:
+            raise Corrupt(f"{name} is another checkpoint")
+        return moment
+
+    def readable(self) -> list[Moment]:
+        """The checkpoints that can be read, oldest first. Nobody can go back to another: it counts for nothing."""
+        found = []
+        for number in self.moments():
+            with suppress(Corrupt, UnknownName):
+                found.append(self.moment(number))
+        return found
+
+    def newest(self) -> Moment | None:
+        """The newest checkpoint that can be read."""
+        for number in reversed(self.moments()):
+            with suppress(Corrupt, UnknownName):
+                return self.moment(number)
+        return None
+
+    def reach(self) -> Reach:
+        """Up to where savings have been counted: those that are folded are known from here only."""
+        last = self.newest() or self.sources().base
+        return last.upto if last else {}
+
+    def base(self, number: int) -> Base:
+        """The index of a fold."""
+        name = names.base(self.stage, number)
+        base = self._open(name, Base)
+        if base.number != number:
+            raise Corrupt(f"{name} is the fold of another checkpoint")
+        return base
+
+    def pieces(self, sources: Sources) -> Iterator[Piece]:
+        """All segments of the sources, with what stands in them."""
+        if sources.base is not None:
+            for piece, lines in enumerate(sources.base.segments):
+                yield Piece(names.fold(self.stage, sources.base.number, piece), lines)
+        for saved, seal in self.seals(sources.savings):
+            for piece, lines in enumerate(seal.segments):
+                yield Piece(names.segment(self.stage, saved, piece), lines)
+
+    def versions(self, piece: Piece, chosen: Mapping[str, Line]) -> Iterator[Version]:
+        """What lies in a segment, if it is what its index says: the versions that have these lines."""
+        versions = fitting(self._open(piece.name, Segment), piece.name, piece.lines)
+        return (version for version, line in zip(versions, piece.lines, strict=True) if chosen.get(line.key) is line)
+
+    def _open(self, name: str, type: type[S]) -> S:
+        return _opened(name, self.objects.get(name), type)
+
+
+def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, Line]]]:
+    """The pieces in which selected keys have their newest version, each with the lines of these."""
+    found: dict[str, tuple[Line, Piece]] = {}
+    for piece in pieces:
+        for line in piece.lines:
+            if line.is_newer(found[line.key][0] if line.key in found else None) and line.key in selection:
+                found[line.key] = line, piece
+    wanted: dict[str, tuple[Piece, dict[str, Line]]] = {}
+    for line, piece in found.values():
+        wanted.setdefault(piece.name, (piece, {}))[1][line.key] = line
+    return list(wanted.values())
+
+
+class Newest:
+    """The newest version of each selected key, as of a checkpoint or of now; each once, however often it is begun.
+
+    What lies in a damaged piece is looked for on the other ways (`Catalog.ways`). `lost` has, when it is exhausted,
+    what is found on none: by key, why.
+    """
+
+    def __init__(self, catalog: Catalog, selection: Selection, upto: Moment | None) -> None:
+        self._catalog, self._selection, self._upto = catalog, selection, upto
+        self._done: set[str] = set()
+        self.lost: dict[str, Corrupt | NewerFormat] = {}
+        self.base: Base | None = None
+        """The base of the way on which everything was there."""
+
+    def __iter__(self) -> Iterator[Version]:
+        damage: Corrupt | NewerFormat | None = None
+        for way in self._catalog.ways(self._upto):
+            try:
+                pieces = chosen(self._catalog.pieces(way), self._selection)
+            except (Corrupt, NewerFormat) as error:  # an index, which all ways may need
+                damage = error
+                continue
+            self.lost, self.base = {}, way.base
+            for piece, lines in pieces:
+                yield from self._read(piece, lines)
+            if not self.lost:
+                return
+        if damage is not None and not self.lost:
+            raise damage
+
+    def _read(self, piece: Piece, lines: Mapping[str, Line]) -> Iterator[Version]:
+        wanted = {key: line for key, line in lines.items() if key not in self._done}
+        if not wanted:
+            return
+        try:
+            versions = list(self._catalog.versions(piece, wanted))
+        except (Corrupt, NewerFormat) as error:
+            self.lost.update(dict.fromkeys(wanted, error))
+            return
+        self._done |= wanted.keys()
+        yield from versions
+
+    def check(self) -> None:
+        """Raise if something is lost: what, and where it was."""
+        if not self.lost:
+            return
+        errors = list(self.lost.values())
+        error = next((one for one in errors if isinstance(one, Gone)), errors[0])
+        bins = sorted({bin_of(key) for key in self.lost})
+        raise type(error)(
+            f"{error}; that is the newest version of {len(self.lost)} keys ({_some(sorted(self.lost))}; bins "
+            f"{_some(bins)}), and there is no other copy: load an older checkpoint"
+        )
+
+
+def _some(things: Sequence[object], most: int = 10) -> str:
+    return ", ".join(map(str, things[:most])) + (", ..." if len(things) > most else "")
+
+
+def listed(catalog: Catalog) -> list[Checkpoint]:
+    """All checkpoints, oldest first. What each holds is counted along the way: its indexes are read once."""
+    found: list[Checkpoint] = []
+    tally: _Tally | None = None
+    for number in catalog.moments():
+        try:
+            moment = catalog.moment(number)
+        except UnknownName:
+            continue  # given up since
+        except Corrupt as error:
+            found.append(Checkpoint(number, 0, 0, 0, -1, str(error)))
+            continue
+        tally = tally or _Tally(catalog)
+        tally.advance(moment)
+        found.append(Checkpoint(number, moment.at_us, len(tally.held), tally.size, moment.covered, tally.damage))
+    return found
+
+
+class _Tally:
+    """Counts what is there, from checkpoint to checkpoint. What cannot be read damages all that come after."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog, self._left = catalog, catalog.savings()
+        self._base: Base | None = None
+        self._is_begun = False
+        self.held: dict[str, Line] = {}
+        self.size, self.damage = 0, ""
+
+    def advance(self, moment: Moment) -> None:
+        try:
+            if not self._is_begun:
+                self._is_begun = True
+                self._base = self._catalog.sources(moment).base
+                self._count(self._catalog.pieces(Sources(self._base, [])))
+            new = [saved for saved in self._left if has(moment.upto, *saved)]
+            self._left = [saved for saved in self._left if not has(moment.upto, *saved)]
+            self._count(self._catalog.pieces(Sources(None, [one for one in new if _is_between(one, self._base, None)])))
+        except Gone:
+            raise
+        except Corrupt as error:
+            self.damage = self.damage or str(error)
+
+    def _count(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            for line in piece.lines:
+                known = self.held.get(line.key)
+                if line.is_newer(known):
+                    self.held[line.key] = line
+                    self.size += line.size - (known.size if known else 0)
+
+
+def merged(one: Reach, other: Iterable[Saved]) -> Reach:
+    """A reach that has all of another one, and these savings."""
+    reach = {instance: dict(parts) for instance, parts in one.items()}
+    for instance, part, number in other:
+        parts = reach.setdefault(instance, {})
+        parts[part] = max(number, parts.get(part, -1))
+    return reach
+
+
+def _opened(name: str, blob: bytes | None, type: type[S]) -> S:
+    if blob is None:
+        raise Gone(f"{name} is missing")
+    return opened(name, blob, type)
+
+
+def _is_between(saved: Saved, base: Base | None, upto: Moment | None) -> bool:
+    if base is not None and has(base.upto, *saved):
+        return False
+    return upto is None or has(upto.upto, *saved)

@@ -1,0 +1,185 @@
+"""The central store: versions of keys, where every site can find them when one of them is no more.
+
+    part ── savings ──▶ uploader ──▶ segments, then a seal ──▶ checkpoint ──▶ compaction ──▶ base
+                                                                   │
+                             load: newest version of each key, or as of a checkpoint
+
+Every object is immutable and its name is its identity. A saving exists from the moment its seal is there, a fold from
+the moment its index is; so whoever dies, and wherever, leaves a store that can be read, and repeating is harmless.
+One writer an instance, one party a stage that makes checkpoints and compacts; any number of readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from whimbrel.checkpoints import names
+from whimbrel.checkpoints.catalog import Catalog, Gone, Newest, listed, merged
+from whimbrel.checkpoints.compaction import Sizes, compact
+from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.place import Objects, Place
+from whimbrel.checkpoints.version import (
+    Checkpoint,
+    Moment,
+    Owner,
+    Retention,
+    Saving,
+    Seal,
+    Segment,
+    cut,
+    has,
+    opened,
+)
+from whimbrel.core import wire
+from whimbrel.core.errors import Conflict, Unavailable
+from whimbrel.core.keys import EVERYTHING, Selection
+from whimbrel.core.saving import Line, Version
+
+PATIENCE = 5
+"""How often a reader begins again because what it reads is being compacted."""
+
+
+class CentralStore:
+    """The savings of all stages at one address: a directory, `s3://...` or `memory://...`."""
+
+    def __init__(self, where: str | Objects) -> None:
+        self.objects: Objects = Place(where) if isinstance(where, str) else where
+        self._sizes: dict[str, Sizes] = {}
+
+    # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def write(self, stage: str, saving: Saving) -> None:
+        """Keep a saving. Once more changes nothing; another one of the same number is a `Conflict`."""
+        pieces = list(cut(saving.versions))
+        for number, versions in enumerate(pieces):
+            self.put(stage, saving, number, msgspec.Raw(wire.encode(versions)))
+        self.seal(stage, saving, [[Line.of(version) for version in versions] for versions in pieces])
+
+    def put(self, stage: str, saving: Saving, piece: int, versions: msgspec.Raw) -> None:
+        """Keep one piece of a saving, which does not exist before it is sealed with all that they list."""
+        saved = Saved(saving.instance, saving.part, saving.number)
+        if self.objects.get(names.seal(stage, saved)) is None:
+            name = names.segment(stage, saved, piece)
+            self.objects.put(name, wire.pack(Segment(name, versions)))
+
+    def seal(self, stage: str, saving: Saving, segments: list[list[Line]]) -> None:
+        """Make a saving exist whose pieces have all been put; its own versions are not looked at."""
+        saved = Saved(saving.instance, saving.part, saving.number)
+        name = names.seal(stage, saved)
+        blob = wire.pack(Seal(*saved, saving.at_us, saving.reached, segments))
+        known = self.objects.get(name)
+        if known is None:
+            self.objects.put(name, blob)
+        elif known != blob:
+            raise Conflict(
+                f"{name} is there already and differs: an instance that begins anew must number its savings "
+                "behind the last one that the store has"
+            )
+
+    def owner(self, stage: str) -> Owner | None:
+        """Whose states these are; None: nobody's, or somebody has taken them away."""
+        blob = self.objects.get(names.owner(stage))
+        return None if blob is None else opened(names.owner(stage), blob, Owner)
+
+    def check_there(self, stage: str) -> None:
+        """Raise `Unavailable` if a stage's states are not there, though they belong to somebody: the store is away."""
+        if self.owner(stage) is None:
+            raise Unavailable(
+                f"the store has nothing of {stage}, not even whose states they are: it is away or not mounted. To save "
+                "everything anew into an empty one, start the gateway again"
+            )
+
+    def claim(self, stage: str, owner: Owner) -> None:
+        """From now on these states belong to somebody."""
+        self.objects.put(names.owner(stage), wire.pack(owner))
+
+    def last(self, stage: str, instance: str) -> int:
+        """The greatest number of an instance's savings, -1 if it has none."""
+        catalog = Catalog(self.objects, stage)
+        reach = merged(catalog.reach(), catalog.savings())
+        return max(reach.get(instance, {}).values(), default=-1)
+
+    # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def checkpoint(self, stage: str, parts: Mapping[str, int], at_us: int, at_most: int | None = None) -> int | None:
+        """Make a checkpoint of what is there, if each part of these instances has saved since the last; its number.
+
+        `parts` names every instance that owns keys, with how many parts it has: those decide how far the stage is
+        covered, `at_most` up to this seq, for keys may be under way between them. What others have saved, of whatever
+        time, belongs to the checkpoint as well.
+        """
+        catalog = Catalog(self.objects, stage)
+        savings, before = catalog.savings(), catalog.reach()
+        upto = merged({}, savings)
+        needed = [(instance, part) for instance, count in parts.items() for part in range(count)]
+        last = [Saved(instance, part, upto.get(instance, {}).get(part, -1)) for instance, part in needed]
+        if not last or any(one.number < 0 or has(before, *one) for one in last):
+            return None
+        number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
+        covered = min(seal.reached for _, seal in catalog.seals(last))
+        covered = covered if at_most is None else min(covered, at_most)
+        moment = Moment(number, at_us, covered, merged(before, savings))
+        self.objects.put(names.moment(stage, number), wire.pack(moment))
+        return number
+
+    def newest(self, stage: str) -> Moment | None:
+        """The newest checkpoint that can be read."""
+        return Catalog(self.objects, stage).newest()
+
+    def checkpoints(self, stage: str) -> list[Checkpoint]:
+        """All checkpoints there are, oldest first; those that cannot be loaded with their damage."""
+        catalog = Catalog(self.objects, stage)
+        for _ in range(PATIENCE):
+            try:
+                return listed(catalog)
+            except Gone as gone:
+                missing = gone
+        raise missing
+
+    def covered(self, stage: str, at: int | None = None) -> int:
+        """Up to which seq a checkpoint has everything; the newest one if none is named. -1: nothing is covered."""
+        catalog = Catalog(self.objects, stage)
+        moment = catalog.newest() if at is None else catalog.moment(at)
+        return moment.covered if moment else -1
+
+    def kept(self, stage: str) -> int:
+        """Up to which seq *every* checkpoint that is kept has everything: records behind it are still needed."""
+        return min((moment.covered for moment in Catalog(self.objects, stage).readable()), default=-1)
+
+    # ── Versions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, stage: str, selection: Selection = EVERYTHING, at: int | None = None) -> Iterator[Version]:
+        """The newest version of each selected key that has one, or the newest as of a checkpoint, in no order.
+
+        What is damaged in a base is taken from the one before and the savings since. Raises `Corrupt` or `NewerFormat`
+        behind all that can be read, with the keys that cannot: go on with an older checkpoint.
+        """
+        catalog = Catalog(self.objects, stage)
+        newest = Newest(catalog, selection, None if at is None else catalog.moment(at))
+        for _ in range(PATIENCE):
+            try:
+                yield from newest
+                newest.check()
+            except Gone as gone:
+                missing = gone
+            else:
+                return
+        raise missing
+
+    # ── Keeping it small ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def compact(self, stage: str, retention: Retention, now_us: int, slack: float = 1.0) -> None:
+        """Give up checkpoints that need not be kept, and fold what only they needed (see compaction.py)."""
+        compact(Catalog(self.objects, stage), self._sizes.setdefault(stage, {}), retention, now_us, slack)
+
+    def stages(self) -> list[str]:
+        """The stages that have something here."""
+        return sorted({name.partition("/")[0] for name in self.objects.names("")})
+
+    def delete(self, stage: str) -> None:
+        """Give up all that a stage has here: what makes it known first, so that no half of it can be loaded."""
+        for kind in ("checkpoints", "bases", "seals", "folds", "segments"):
+            self.objects.delete(Catalog(self.objects, stage).names(kind))
+        self.objects.delete([names.owner(stage)])

@@ -1,0 +1,323 @@
+"""The embedded application: a pipeline on one machine, every site a set of queries in one SparkSession.
+
+`run` puts the three roles together in one process (ADR 15) and recovers each from the data directory: a run that was
+killed goes on where it was when it is started again with the same directory.
+
+    <data>/journal.db                     what the orchestrator has decided
+    <data>/gateway.db                     where the gateway stands
+    <data>/logs/                          ingress, inbox and outbox logs, dead letters
+    <data>/sites/<site>/<instance>/       checkpoints
+    <data>/token, <data>/url              how those outside get in, if it is served
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from whimbrel.core.errors import Refused, Stale, Unavailable
+from whimbrel.core.link import IDEAL
+from whimbrel.core.names import check_name
+from whimbrel.egress.outlet import Watch
+from whimbrel.gateway.dead_letters import DeadLetter
+from whimbrel.log.disk import RESERVE
+from whimbrel.log.durability import PROCESS, is_power
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_all
+from whimbrel.log.private import make_folder
+from whimbrel.orchestrator.control import Control, claim_directory
+from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.orchestrator.stage import Shape
+from whimbrel.pipeline import Pipeline
+from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
+from whimbrel.roles.site import TRIGGER, query_maker, site_disk, stage_of
+from whimbrel.site.links import Given, Links, links_of
+from whimbrel.site.site import Site
+from whimbrel.spark.session import session
+
+if TYPE_CHECKING:
+    from whimbrel.api.server import ApiServer
+
+WARM_UPS = 3
+"""Batches that every site does before the first record comes in."""
+
+
+class App(Control):
+    """A running pipeline. Made by `run`."""
+
+    sites: dict[str, Site]
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sites: Sequence[str],
+        data: Path,
+        *,
+        temporary: bool,
+        keep: bool,
+        trigger: str,
+        max_backlog: int,
+        watch: Watch,
+        spark: Any,
+        links: Given = IDEAL,
+        store: str | None = None,
+        save_every: float = SAVE_EVERY,
+        reserve: int = RESERVE,
+        durability: str = PROCESS,
+        accept_loss: Collection[str] = (),
+    ) -> None:
+        durable = is_power(durability)
+        self.pipeline, self._temporary = pipeline, temporary
+        self._lock = lock_all(data)
+        try:
+            journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL, durable)
+            claim_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
+            logs = Logs(data / "logs", durable)
+            make_folder(data / "sites")
+            self.gateway = GatewayRole(
+                pipeline,
+                logs,
+                self._places,
+                JournalReader(data / JOURNAL),
+                self.hear,
+                self.clock_us,
+                keep=keep,
+                max_backlog=max_backlog,
+                watch=watch,
+                store=store,
+                save_every=save_every,
+                reserve=reserve,
+            )
+        except BaseException:
+            self._lock.close()
+            raise
+        self.first = self.gateway.first
+        self.spark = spark if spark is not None else session(pipeline.name)
+        self._owns_spark = spark is None
+        self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox, durable=durable)
+        schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
+        make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
+        places = {
+            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve), durable)
+            for name in sites
+        }
+        shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
+        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, self.clock_us, links)
+        self._stopped, self._has_store, self.accept_loss = False, store is not None, set(accept_loss)
+        self._servers: list[ApiServer] = []
+
+    @staticmethod
+    def clock_us() -> int:
+        """The wall clock, in microseconds."""
+        return time.time_ns() // 1000
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> App:
+        """Bring everything up, from the end of a record's way to its beginning; records come in when all are warm."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self.orchestrator.recover()
+        self.tell_places()
+        self.links.start()
+        self.gateway.start()
+        for name, site in self.sites.items():
+            for instance in self.instances_at(name):
+                self._start_instance(site, instance)
+        # All at once, and more than once: when two sites first work together, Spark starts more Python workers.
+        with ThreadPoolExecutor(len(self.sites)) as pool:
+            for _ in range(WARM_UPS):
+                list(pool.map(Site.wait, self.sites.values()))
+        for site in self.sites.values():
+            site.open()
+        self.orchestrator.start()
+        self.gateway.feed.start()
+
+    def _start_instance(self, site: Site, instance: str) -> None:
+        """With a store, or with nothing to lose, an instance whose checkpoint is gone keeps nobody from starting."""
+        try:
+            site.start(instance, wait=False, anew=False)
+        except Stale:
+            if instance in self.accept_loss:
+                self.renew(instance)
+            elif not self._has_store and self.stages[stage_of(instance)].coordinator.hangs_on(instance):
+                raise
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the source has ended and everything that came from it is delivered."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (self.gateway.feed.ended.is_set() and self.is_settled()):
+            self._raise_errors()
+            if deadline is not None and time.monotonic() > deadline:
+                raise Unavailable(f"not everything is delivered after {timeout} s; see app.status()")
+            time.sleep(0.1)
+        self._raise_errors()
+
+    def _raise_errors(self) -> None:
+        sites = [site.error for site in self.sites.values()]
+        for error in filter(None, [self.orchestrator.error, self.links.error, *sites, *self.gateway.errors()]):
+            raise error
+
+    def serve(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+    ) -> ApiServer:
+        """Let others look and give orders by HTTP, until the application stops: `wb.connect`, or the command line.
+
+        On a free port of this machine alone, unless told. With `certificate` and `key`, PEM files, it speaks TLS. The
+        token that a caller needs is in the file `token` of the data directory.
+        """
+        from whimbrel.api.desk import Desk
+        from whimbrel.api.server import ApiServer  # FastAPI is loaded where somebody serves, and nowhere else
+
+        server = ApiServer(Desk(self), self.data, host, port, certificate=certificate, key=key).start()
+        self._servers.append(server)
+        return server
+
+    def stop(self) -> None:
+        """Stop everything, in the order of a record's way. What is in the logs is delivered at the next start.
+
+        What cannot be stopped, because its JVM is gone for instance, does not keep the rest; its error is raised then.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        for server in self._servers:
+            yield server.stop
+        yield from self.gateway.ends()
+        yield self.orchestrator.stop
+        for site in self.sites.values():
+            yield site.close
+            for instance in list(site.queries):
+                yield partial(site.stop, instance)
+        yield self.links.stop
+        yield from self.gateway.outlet_ends()
+        yield self.logs.close
+        yield self._places.close
+        yield self.journal.close
+        yield self._lock.close
+        if self._owns_spark:
+            yield self.spark.stop
+        if self._temporary:
+            yield partial(shutil.rmtree, self.data, ignore_errors=True)
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self.stop()
+
+    # ── Beside what every user may order (orchestrator/control.py) ────────────────────────────────────────────────────
+
+    def batches(self) -> list[float]:
+        """How long the micro-batches of all instances took, in milliseconds."""
+        return [ms for site in self.sites.values() for ms in site.batches()]
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Everything that could not be taken in or applied, with the reason and the position."""
+        return self.gateway.dead.read()
+
+    def _site_of(self, instance: str) -> str:
+        return self.stages[stage_of(instance)].coordinator.sites[instance]
+
+    def _wake(self, stage: str) -> None:
+        self.gateway.flows[stage].outlet.wake()
+
+
+def run(
+    pipeline: Pipeline,
+    sites: Sequence[str] = ("cloud", "edge-1"),
+    *,
+    data: str | Path | None = None,
+    keep: bool = False,
+    trigger: str = TRIGGER,
+    max_backlog: int = 200_000,
+    watch: Watch = lambda results, now_us: None,
+    spark: Any = None,
+    links: Given = IDEAL,
+    store: str | Path | None = None,
+    save_every: float = SAVE_EVERY,
+    reserve: int = RESERVE,
+    durability: str = PROCESS,
+    accept_loss: Collection[str] = (),
+) -> App:
+    """Run a pipeline on this machine. All keys begin at the first site.
+
+    Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
+    stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
+    a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
+    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites. `store`: a
+    directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved. `reserve`:
+    while fewer bytes are free on a disk, whoever writes to it takes nothing in. `durability`: "process", or "power" if
+    what is acknowledged must survive a power failure. `accept_loss`: instances whose checkpoint is gone, which begin
+    anew without the state of their keys.
+    """
+    if not pipeline.stages:
+        raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
+    if not sites or len(set(sites)) < len(sites):
+        raise Refused("sites need names of their own, and at least one is needed")
+    for site in sites:
+        check_name("site", site)
+    links_of(sites, links)
+    folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
+    try:
+        app = App(
+            pipeline,
+            sites,
+            folder,
+            temporary=data is None,
+            keep=keep,
+            trigger=trigger,
+            max_backlog=max_backlog,
+            watch=watch,
+            spark=spark,
+            links=links,
+            store=None if store is None else str(store),
+            save_every=save_every,
+            reserve=reserve,
+            durability=durability,
+            accept_loss=accept_loss,
+        )
+    except BaseException:
+        if data is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return app.start()
+
+
+def end_all(ends: Iterator[Callable[[], object]]) -> None:
+    """Do all of these, though some fail; then raise what failed first."""
+    errors = []
+    for end in ends:
+        try:
+            end()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

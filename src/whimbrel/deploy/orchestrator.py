@@ -1,0 +1,270 @@
+"""The orchestrator as a process: `Control` over sites and a gateway in other processes.
+
+It hears their beats. Whoever begins a new life is told where the instances are; a site gets those started that are to
+run there. Whoever is silent for too long is dead: what moves from or to it is called off, and, if there is a central
+store, what it had is restored elsewhere (orchestrator/policy.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from whimbrel.api.desk import Desk
+from whimbrel.api.server import ApiServer
+from whimbrel.core.errors import Refused, Retry, Stale, UnknownName
+from whimbrel.core.names import GATEWAY, SUPERVISOR, check_name, site_role
+from whimbrel.deploy.deployment import Deployment
+from whimbrel.deploy.embedded import App, end_all
+from whimbrel.deploy.life import ADDRESS, address_in
+from whimbrel.log.durability import is_power
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_role
+from whimbrel.log.private import replace_text
+from whimbrel.orchestrator.control import Control, claim_directory
+from whimbrel.orchestrator.journal import JOURNAL, Journal
+from whimbrel.orchestrator.policy import Policy
+from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat, check_caller
+from whimbrel.orchestrator.stage import Shape
+from whimbrel.pipeline import Pipeline
+from whimbrel.roles.gateway import store_at
+from whimbrel.rpc.access import Credential, credential
+from whimbrel.rpc.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
+from whimbrel.rpc.remote import bare, offer, remote
+from whimbrel.rpc.server import Server
+from whimbrel.rpc.tls import Tls
+from whimbrel.site.links import links_of
+
+PERIOD = 0.2
+
+
+class Settled(Protocol):
+    """What whoever started the deployment asks."""
+
+    def has_finished(self) -> bool:
+        """Whether the source has ended, and everything that came from it is delivered."""
+
+    def failure(self) -> str | None:
+        """Why it can never finish: the source, a sink or the gateway has failed for good."""
+
+
+def settled_in(data: Path, tls: Tls | None = None) -> Settled:
+    """The orchestrator of a data directory, as whoever started it asks it."""
+    return remote(Settled, lambda: address_in(data), credential(data, SUPERVISOR), tls=tls)
+
+
+class RemoteControl(Control):
+    """The orders of a deployment whose sites and gateway are other processes."""
+
+    sites: dict[str, RemoteSite]
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        data: Path,
+        deployment: Deployment,
+        journal: Journal,
+        credentials: Mapping[str, Credential],
+        suspect: float,
+        dead: float,
+        restores: bool = True,
+        restore_to: Sequence[str] = (),
+        tls: Tls | None = None,
+        accept_loss: Collection[str] = (),
+    ) -> None:
+        """`credentials`: by role, what it and the orchestrator know. `restores`: what dead sites had is restored by
+        itself, at these sites, or at any other. `accept_loss`: instances that may begin anew."""
+        there = {name: RemoteSite(name, credentials[site_role(name)], suspect, dead, tls) for name in deployment.sites}
+        self.gateway = RemoteGateway(credentials[GATEWAY], suspect, dead, tls)
+        self._greeted: dict[str, str | None] = {}
+        """By name, in which life it was told all it must know."""
+        self._buried: set[str] = set()
+        self._looked = time.monotonic()
+        self._suspect = suspect
+        self.policy: Policy | None = None
+        shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
+        logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
+        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
+        self.accept_loss = set(accept_loss)
+        if restores and deployment.store is not None:
+            self.policy = Policy(self, restore_to or None, App.clock_us)
+
+    def beat(self, beat: SiteBeat | GatewayBeat) -> None:
+        """Somebody lives."""
+        if isinstance(beat, GatewayBeat):
+            self.gateway.heard(beat)
+        elif beat.name in self.sites:
+            self.sites[beat.name].heard(beat)
+        else:
+            raise UnknownName("site", beat.name, list(self.sites))
+
+    def has_finished(self) -> bool:
+        """Whether the source has ended, and everything that came from it is delivered."""
+        return self.gateway.status().ended and self.is_settled()
+
+    def failure(self) -> str | None:
+        """Why it can never finish: the source, a sink or the gateway has failed for good."""
+        status = self.gateway.status()
+        outlets = (f"the outlet of {name}: {flow.error}" for name, flow in status.stages.items() if flow.error)
+        return f"the gateway: {status.error}" if status.error else next(outlets, None)
+
+    def status(self) -> dict[str, Any]:
+        """How things are, and who lives."""
+        peers = {"gateway": self.gateway.peer, **{name: site.peer for name, site in self.sites.items()}}
+        lives = {name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for name, peer in peers.items()}
+        waiting = {} if self.policy is None else self.policy.waiting
+        return {
+            **super().status(),
+            "processes": lives,
+            "restore": {"automatic": self.policy is not None, "waiting": waiting},
+        }
+
+    def is_dead(self, site: str) -> bool:
+        """Whether a site has not been heard for too long."""
+        return self.sites[site].peer.state == "dead"
+
+    # ── Looking after them ───────────────────────────────────────────────────────────────────────────────────────
+
+    def look_after(self) -> None:
+        """Greet new lives, and stop what runs where it must not."""
+        if self.gateway.peer.life != self._greeted.get(""):
+            self._greeted[""] = self.gateway.peer.life
+            self.forget_told("")
+        for name, site in self.sites.items():
+            with suppress(Retry):  # it is not there now: again in a moment
+                if site.peer.life is not None and site.peer.life != self._greeted.get(name):
+                    self._greet(name, site)
+                self._stop_strays(name, site)
+
+    def watch(self) -> None:
+        """Call off what the dead were part of, and let what they had be restored. Asks no site anything, so that none
+        can keep it from doing so."""
+        away, self._looked = time.monotonic() - self._looked, time.monotonic()
+        if away > self._suspect:  # it was this process that was stopped, and not those whose beats it has not heard
+            for site in self.sites.values():
+                site.peer.forgive()
+        for name, site in self.sites.items():
+            if site.peer.state != "dead":
+                self._buried.discard(name)
+            elif name not in self._buried:
+                self.orchestrator.abandon(name, f"site {name} is dead: not heard for {site.peer.silence:.0f} s")
+                self._buried.add(name)
+        if self.policy is not None:
+            states = {name: site.peer.state for name, site in self.sites.items()}
+            gone = [name for name, site in self.sites.items() if site.peer.is_gone]
+            self.policy.look(gone, [name for name, state in states.items() if state == "alive"], self.stale())
+        self._looked = time.monotonic()
+
+    def _greet(self, name: str, site: RemoteSite) -> None:
+        life = site.peer.life
+        self.forget_told(name)
+        self.tell_places()
+        with site.starting:
+            for instance in self.instances_at(name):
+                with suppress(Stale):  # the site reports it
+                    site.start(instance, wait=False)
+        self._greeted[name] = life
+
+    def _stop_strays(self, name: str, site: RemoteSite) -> None:
+        """An instance that left while it was being started, or while its site could not be reached."""
+        for instance in site.status().instances:
+            # In this order: one that has just been relocated to here belongs here by the second look.
+            if not self._is_relocating(instance) and instance not in self.instances_at(name):
+                site.stop(instance)
+
+    def _is_relocating(self, instance: str) -> bool:
+        return any(self.orchestrator.is_relocating(stage, instance) for stage in self.stages)
+
+
+class OrchestratorProcess:
+    """`whimbrel orchestrator`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        data: Path,
+        deployment: Deployment,
+        *,
+        port: int = 0,
+        suspect: float = SUSPECT,
+        dead: float = DEAD,
+        restores: bool = True,
+        restore_to: Sequence[str] = (),
+        tls: Tls | None = None,
+        accept_loss: Collection[str] = (),
+    ) -> None:
+        """`port`: where users give orders. `tls`: for all its ports; users need no certificate of their own."""
+        sites = deployment.sites
+        for name in restore_to:
+            if name not in sites:
+                raise UnknownName("site", name, sites)
+        if not sites or len(set(sites)) < len(sites):
+            raise Refused("sites need names of their own, and at least one is needed")
+        for name in sites:
+            check_name("site", name)
+        links_of(sites, deployment.links)
+        store_at(deployment.store, deployment.save_every)
+        is_power(deployment.durability)
+        self._lock = lock_role(data, "orchestrator")
+        self.data, self.journal = data, Journal(data / JOURNAL)
+        claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
+        deployment.save(self.journal)
+        credentials = {role: credential(data, role) for role in [GATEWAY, *map(site_role, sites)]}
+        self.control = RemoteControl(
+            pipeline, data, deployment, self.journal, credentials, suspect, dead, restores, restore_to, tls, accept_loss
+        )
+        calls = bare("whimbrel orchestrator")
+        offer(calls, OrchestratorPort, self.control, credentials, check_caller)
+        offer(calls, Settled, self.control, credential(data, SUPERVISOR))
+        self.server = Server.between(calls, tls)
+        self.api: ApiServer | None = None
+        self._port, self._tls = port, tls
+        self.error = None
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(self.control.look_after,), name="carer", daemon=True),
+            threading.Thread(target=self._repeat, args=(self.control.watch,), name="watcher", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to serve: what the journal has is finished, whoever beats is heard."""
+        self.control.orchestrator.recover()
+        self.server.start()
+        replace_text(self.data / ADDRESS, self.server.url)
+        self.control.orchestrator.start()
+        for thread in self._threads:
+            thread.start()
+        tls = self._tls
+        self.api = ApiServer(
+            Desk(self.control), self.data, port=self._port, certificate=tls and tls.certificate, key=tls and tls.key
+        ).start()
+
+    def _repeat(self, duty: Callable[[], None]) -> None:
+        while not self._stopping.wait(PERIOD):
+            try:
+                duty()
+            except Retry:  # somebody is not there now, or the journal is busy
+                pass
+            except Exception as error:  # it must be told, and the care goes on
+                self.control.orchestrator.error = error
+
+    def stop(self) -> None:
+        """Stop; what is not finished goes on at the next start."""
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._stopping.set
+        if self.api is not None:
+            yield self.api.stop
+        yield self.server.stop
+        yield self.control.orchestrator.stop
+        for thread in self._threads:
+            if thread.is_alive():
+                yield thread.join
+        yield self.control.logs.close
+        yield self.journal.close
+        yield self._lock.close

@@ -1,0 +1,100 @@
+"""A site as a process: a SparkSession of its own, the queries that run there, the links that begin there.
+
+It starts with nothing: the orchestrator, which hears that it lives, says what is to run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from whimbrel.core.errors import Retry, UnknownName
+from whimbrel.core.names import site_role
+from whimbrel.deploy.deployment import agreed
+from whimbrel.deploy.embedded import end_all
+from whimbrel.deploy.life import Heart, new_life, orchestrator_at
+from whimbrel.log.durability import is_power
+from whimbrel.log.folder import Logs
+from whimbrel.log.lock import lock_role
+from whimbrel.log.private import make_folder
+from whimbrel.orchestrator.ports import SiteBeat, SitePort
+from whimbrel.pipeline import Pipeline
+from whimbrel.roles.site import query_maker, site_disk
+from whimbrel.rpc.access import credential
+from whimbrel.rpc.remote import bare, offer
+from whimbrel.rpc.server import Server
+from whimbrel.rpc.tls import Tls
+from whimbrel.site.links import Links
+from whimbrel.site.site import Site
+from whimbrel.spark.session import session
+
+
+class SiteProcess:
+    """`whimbrel site NAME`."""
+
+    def __init__(
+        self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None, tls: Tls | None = None
+    ) -> None:
+        deployment = agreed(data, pipeline)
+        if name not in deployment.sites:
+            raise UnknownName("site", name, deployment.sites)
+        self._lock = lock_role(data, f"site-{name}")
+        self._life, secret = new_life(), credential(data, site_role(name))
+        self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
+        durable = is_power(deployment.durability)
+        self.logs = Logs(data / "logs", durable)
+        self.links = Links(
+            deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, [name], durable
+        )
+        self.spark = session(f"{pipeline.name}-{name}")
+        source = pipeline.make_source()
+        schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
+        make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
+        disk = site_disk(name, data, deployment.reserve)
+        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk, durable)
+        api = bare(f"whimbrel site {name}")
+        offer(api, SitePort, self.site, secret)
+        self.server = Server.between(api, tls)
+        self._heart = Heart(self._beat)
+
+    def start(self) -> None:
+        """Say that it lives, and do what it is told."""
+        self.links.start()
+        self.site.open()
+        self.server.start()
+        self._heart.start()
+
+    def _site_of(self, instance: str) -> str:
+        # What runs here is here, though an orchestrator that is about to decide so may not have said it yet.
+        return self.site.name if instance in self.site.queries else self.site.places.get(instance, self.site.name)
+
+    def _beat(self) -> None:
+        context = self.spark.sparkContext._jsc
+        if context is None or context.sc().isStopped():
+            raise RuntimeError("Spark has stopped")
+        try:
+            status = self.site.status()
+        except Retry as error:
+            raise RuntimeError("nobody can say how the site is") from error
+        self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, status))
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it had to end."""
+        return self._heart.error
+
+    def stop(self) -> None:
+        """Stop; what runs here goes on from its checkpoint at the next start."""
+        end_all(self._ends())
+
+    def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._heart.stop
+        yield self.server.stop
+        yield self.site.close
+        for instance in list(self.site.queries):
+            yield partial(self.site.stop, instance)
+        yield self.links.stop
+        yield self.spark.stop
+        yield self.logs.close
+        yield self._lock.close

@@ -1,0 +1,342 @@
+"""The outlet: where results leave. Reads the outboxes of a stage's instances, lets results through the gate, delivers.
+
+    outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
+        └─ notices ──▶ the orchestrator (which journals what they mean before it acts)
+
+Positions, gate, sinks and notices are committed as one: a crash takes all of them back to the same point. A notice is
+told after that: were the orchestrator to act on it before, the next epoch of a key could be closed, and after a crash
+the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
+results do not.
+
+An error that may pass (a full disk, a journal that is locked) ends nothing: the outlet goes back to its last commit, as
+after a crash, and tries again, for as long as it takes.
+
+If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
+that with the rest. A restoration asks for it, after a fence (core/gate.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Protocol
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Refused, Retry
+from whimbrel.core.gate import Gate
+from whimbrel.core.keys import Selection
+from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
+from whimbrel.egress.sinks import Mark, Sink, Unfit
+from whimbrel.log.backoff import Backoff, may_pass
+from whimbrel.log.chunks import chunk
+from whimbrel.log.contract import Log
+
+Watch = Callable[[list[Result], int], None]
+"""Sees released results and the moment of their release, for figures only."""
+
+
+RETRY = 0.2
+"""Seconds until a notice is told again that nobody has heard."""
+
+Word = Notice | Unfit
+"""What leaves beside results: what instances say, and what sinks refuse."""
+Numbered = tuple[Word, int]
+"""With its number: the outlet counts them in the order in which they leave."""
+
+
+class Keep(Protocol):
+    """Stores a commit: the blob, and of which keys results are out up to where since the one before; all or nothing."""
+
+    def __call__(self, blob: bytes, reached: Mapping[str, int]) -> None: ...
+
+
+class Commit(msgspec.Struct):
+    """Everything that is committed together, beside what each key has reached."""
+
+    positions: dict[str, int]
+    gate: bytes
+    marks: list[Mark]
+    delivered: int
+    untold: list[Numbered] = []
+    number: int = 0
+    """Of the next notice."""
+
+
+class Outlet:
+    """The outlet of one stage."""
+
+    def __init__(
+        self,
+        stage: str,
+        outboxes: Mapping[str, Log],
+        sinks: list[Sink],
+        hear: Callable[[Word, int], None],
+        save: Callable[[bytes], None],
+        clock_us: Callable[[], int],
+        watch: Watch = lambda results, now_us: None,
+        keep: Keep | None = None,
+    ) -> None:
+        """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
+        numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
+        its receiver is not there. A `Saved` is passed on when the gate has confirmed it. `keep`, if there is a central
+        store, in place of `save`."""
+        self._keep = keep
+        self.reached: dict[str, int] = {}
+        """By key: the `seq` up to which its results are out. With a store only."""
+        self._moved: dict[str, int] = {}
+        """What of that is not committed."""
+        self._before: dict[str, int | None] = {}
+        """What it was instead at the last commit."""
+        self._last: bytes | None = None
+        """The last commit."""
+        self._fences: list[tuple[Move, threading.Event]] = []
+        self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
+        self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
+        self.gate = Gate()
+        self.positions: dict[str, int] = {}
+        self.delivered = 0
+        self.state_bytes: dict[tuple[str, int], int] = {}
+        """By outbox and part of its instance: how much state that had when it last spoke."""
+        self.error: Exception | None = None
+        """What it failed of, for good."""
+        self.backoff = Backoff()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._patience = max((sink.patience for sink in sinks), default=0.0)
+        self._committed = time.monotonic()
+        self._dirty: dict[str, int] = {}
+        self._untold: list[Numbered] = []
+        self._number = 0
+        self._try_at = 0.0
+        """When to try again to tell what nobody has heard."""
+        self._told = False
+        """Something was told since the last commit, and would be told again after a crash."""
+        self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
+
+    def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
+        """Take positions, gate and sinks back to the last commit; `reached`: all that was ever kept of it."""
+        self.reached = dict(reached or {})
+        self._restore(blob)
+
+    def check(self, blob: bytes | None) -> None:
+        """Raise `Refused` if the sinks cannot begin, or go on, from this commit. Changes nothing."""
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
+            sink.check(mark)
+
+    def _marks(self, blob: bytes | None) -> Sequence[Mark | None]:
+        if blob is None:
+            return [None] * len(self.sinks)
+        marks = wire.unpack(blob, Commit).marks
+        if len(marks) != len(self.sinks):
+            raise Refused(
+                f"this run began with {len(marks)} sinks behind stage {self.stage}, and the pipeline has "
+                f"{len(self.sinks)}: give it the same ones, or start with another data directory"
+            )
+        return marks
+
+    def _restore(self, blob: bytes | None) -> None:
+        self._last = blob
+        if blob is not None:
+            saved = wire.unpack(blob, Commit)
+            self.positions, self.delivered = saved.positions, saved.delivered
+            self.gate.restore(saved.gate)
+            self._untold, self._number = saved.untold, saved.number
+        for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
+            sink.open(mark)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Deliver what is there, and stop."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for sink in self.sinks:
+            sink.close()
+
+    def fence(self, move: Move, timeout: float) -> bool:
+        """Let nothing of a lost owner out any more. Whether it lasts; False: not yet, ask again."""
+        done = threading.Event()
+        self._fences.append((move, done))
+        self._wake.set()
+        return done.wait(timeout)
+
+    def delivered_of(self, selection: Selection) -> dict[str, int]:
+        """By key: up to which `seq` its results are out. It changes no more for keys that are fenced."""
+        return {key: seq for key, seq in list(self.reached.items()) if key in selection}
+
+    def wake(self) -> None:
+        """Something may have been written."""
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that has been written has been delivered."""
+        return not self._untold and all(self.has_delivered(name) for name in list(self.outboxes))
+
+    def has_delivered(self, name: str) -> bool:
+        """Whether everything that has been written to an outbox has been delivered; true of one that is gone."""
+        box = self.outboxes.get(name)
+        return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if self.backoff.error is not None:
+                    self._go_back()
+                self._deliver()
+                return
+            except Exception as error:  # told by status, and by whoever waits
+                if not may_pass(error) or self._stopping:
+                    self.error = error
+                    return
+                pause = self.backoff.failed(error)
+            self._wake.clear()
+            self._rest(pause)
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def _go_back(self) -> None:
+        """Take everything back to the last commit, as a crash would."""
+        for sink in self.sinks:
+            with suppress(OSError):  # what it still had to write, it will be given again
+                sink.close()
+        self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
+        self._untold, self._number = [], 0
+        for key, seq in self._before.items():
+            if seq is None:
+                del self.reached[key]
+            else:
+                self.reached[key] = seq
+        self._moved, self._before = {}, {}
+        self._restore(self._last)
+
+    def _deliver(self) -> None:
+        if self._last is None:
+            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
+        self._tell()
+        while True:
+            stopping = self._stopping
+            worked = self._pass()
+            if self._fences:
+                self._raise_fences()
+            if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
+                self._commit()
+            if not self._dirty:
+                self.backoff.succeeded()
+                self._tell()
+            if stopping and not worked:
+                if self._told:
+                    self._commit()
+                return
+            if not worked:
+                self._wake.wait(0.05)
+                self._wake.clear()
+
+    def _pass(self) -> bool:
+        """Read what is new in every outbox, no more than a chunk of each, and deliver it."""
+        released: list[Result] = []
+        read: dict[str, int] = {}
+        for name, outbox in list(self.outboxes.items()):
+            for entry in chunk(outbox, self.positions.get(name, outbox.head())):
+                for outgoing in wire.unpack(entry.blob, Said).outgoing:
+                    released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
+                    self.state_bytes[name, outgoing.part] = outgoing.state_bytes
+                    for notice in outgoing.notices:
+                        released += self._notice(notice)
+                read[name] = entry.position + 1
+        now_us = self._clock_us()
+        if released:
+            for sink in self.sinks:
+                self._release(sink.write(released, now_us))
+            self.delivered += len(released)
+            self._watch(released, now_us)
+            if self._keep is not None:
+                self._note({result.key: result.seq for result in released})  # each key's are in order: the last counts
+        self._dirty |= read  # first, so that nobody takes what is read, but not committed, for delivered
+        self.positions |= read
+        return bool(read)
+
+    def _notice(self, notice: Notice) -> list[Result]:
+        if isinstance(notice, Closed):
+            released = self.gate.close(notice)
+            self._give_up(self.gate.let_go())
+            self._release(self.gate.confirm())
+            return released
+        if isinstance(notice, Parked):
+            self._give_up(self.gate.park(notice))
+        elif isinstance(notice, Saved):
+            self._release(self.gate.confirm(notice))
+        else:
+            if isinstance(notice, Opened | Evicted):
+                self.gate.note(notice)
+            self._release([notice])
+        return []
+
+    def _give_up(self, letters: list[Parked]) -> None:
+        self._release(letters)
+        if self._keep is not None:
+            self._note({parked.key: parked.seq for parked in letters})
+
+    def _release(self, notices: Sequence[Word]) -> None:
+        """Number notices as they leave: the gate may have held one back behind later ones of its outbox."""
+        self._untold += zip(notices, count(self._number), strict=False)
+        self._number += len(notices)
+
+    def _note(self, reached: dict[str, int]) -> None:
+        known = self.reached.get
+        moved = {key: seq for key, seq in reached.items() if seq > known(key, -1)}
+        self._before |= {key: known(key) for key in moved.keys() - self._before.keys()}
+        self._moved |= moved
+        self.reached |= moved
+
+    def _raise_fences(self) -> None:
+        fences = list(self._fences)  # another thread may want one more meanwhile
+        for move, _ in fences:
+            self.gate.fence(move)
+        self._commit()
+        self._tell()
+        del self._fences[: len(fences)]
+        for _, done in fences:
+            done.set()
+
+    def _tell(self) -> None:
+        """Tell what is committed, as far as somebody hears it."""
+        while self._untold and time.monotonic() >= self._try_at:
+            try:
+                self._hear(*self._untold[0])
+            except Retry:
+                self._try_at = time.monotonic() + RETRY
+                return
+            del self._untold[0]
+            self._told = True
+
+    def _commit(self) -> None:
+        marks: list[Mark] = [sink.commit() for sink in self.sinks]
+        blob = wire.pack(
+            Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold, self._number)
+        )
+        if self._keep is None:
+            self._save(blob)
+        else:
+            self._keep(blob, self._moved)
+        self._last, self._moved, self._before = blob, {}, {}
+        for sink in self.sinks:
+            sink.committed()
+        for name, position in self._dirty.items():
+            if name in self.outboxes:
+                # The last entry stays: its range says how far the instance has come.
+                self.outboxes[name].trim(position - 1)
+        self._dirty, self._told, self._committed = {}, False, time.monotonic()

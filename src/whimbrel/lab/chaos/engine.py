@@ -1,0 +1,262 @@
+"""The engine: orders the moves of a plan on a running deployment, strikes at their phases, and sees who comes back.
+
+Whatever it waits for, it goes on to look who is back (`_tick`). Each fault is ended by a thread of its own: the engine
+itself may be waiting for an answer from whoever was struck.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from whimbrel.api.client import RemoteHandle
+from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.lab.chaos.deployed import Deployed, Heal
+from whimbrel.lab.chaos.faults import STRIKES
+from whimbrel.lab.chaos.orders import Ordered, Orders
+from whimbrel.lab.chaos.plan import (
+    BYSTANDER,
+    DESTINATION,
+    GATEWAY,
+    LINK,
+    ORCHESTRATOR,
+    SOURCE,
+    STORE,
+    UNDOING,
+    Fault,
+)
+from whimbrel.lab.chaos.storage import Aim
+from whimbrel.orchestrator.orders import MigrationStatus
+
+PERIOD = 0.02
+LOOK = 0.3
+"""Seconds between two looks who is back."""
+PATIENCE = 8.0
+"""Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
+START, REST = 600.0, 300.0
+"""Seconds that the deployment has to come up, and to come to rest."""
+KILLS = ("kill", "crash", "jvm", "checkpoint-gone")
+"""Faults behind which a process must have another life."""
+
+Show = Callable[[str], None]
+"""Told of everything that happens, a line each."""
+
+
+class Struck(msgspec.Struct, kw_only=True):
+    """A fault that has happened."""
+
+    at_us: int
+    kind: str
+    role: str
+    target: str
+    seconds: float
+    migration: str | None
+    protocol: str | None
+    phase: str
+    """As last seen; the journal knows better (`verdict.py`)."""
+    keys: frozenset[str]
+    """Whose results it may hold up."""
+    back_ms: float | None = None
+    """Until the process was back, the link mended, the clock right."""
+
+
+class Sick(NamedTuple):
+    """A fault that is not over."""
+
+    struck: Struck
+    ended: threading.Event
+    """Set when whatever was done has been undone."""
+    life: int
+    """How many lives the process had had."""
+
+
+class Target(NamedTuple):
+    """Whom a fault strikes."""
+
+    role: str
+    name: str
+    keys: frozenset[str]
+    """Whose results it may hold up."""
+
+
+class Engine:
+    """Strikes at one deployment."""
+
+    def __init__(self, deployed: Deployed, show: Show) -> None:
+        self.deployed, self._show = deployed, show
+        self.orders = Orders(deployed)
+        self.struck: list[Struck] = []
+        self._sick: list[Sick] = []
+        self._next_look = 0.0
+        self._born: dict[int, float] = {}
+        """By process id: when it was first seen."""
+
+    def warm_up(self) -> None:
+        """Until all live and results flow."""
+        self.until(lambda: len(self.deployed.silences()) == len(self.deployed.sites) + 1, START, "all processes live")
+        running = lambda: all(site.running for site in self.deployed.client.sites())  # noqa: E731
+        self.until(lambda: self.deployed.ask(running), START, "all instances run")
+        self.until(lambda: self.deployed.delivered() > 50_000, START, "results flow")
+
+    def play(self, plan: Sequence[Fault]) -> None:
+        """Carry out a plan."""
+        start = time.monotonic()
+        for fault in plan:
+            self.pause(start + fault.at_s - time.monotonic())
+            self.orders.finish()  # standbys of faults before
+            move = self.orders.order(fault.move)
+            target = self.aim(fault.target, move)
+            if fault.phase is None:
+                self.pause(fault.wait_s)
+            seen = self.reach(move, fault.phase)
+            self.strike(fault.kind, target, fault.seconds, move, seen, sign=fault.sign)
+
+    # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reach(self, move: Ordered, phase: str | None, patience: float = PATIENCE) -> MigrationStatus | None:
+        """Wait until a migration of a move is in a phase, the move is over, or the patience is; None: any phase will
+        do. Returns the one that was last seen there, or else under way."""
+        seen, called_off = None, False
+        for found in self._watch(move.handle, patience):
+            under_way = [one for one in found if not one.is_over]
+            here = [one for one in under_way if one.phase == phase]
+            seen = next(iter(here or under_way), None)
+            if here or seen is None or phase is None:
+                break
+            if phase in UNDOING and not called_off and seen.phase != "ordered":
+                called_off = True
+                self.deployed.ask(lambda: move.handle and move.handle.abort("chaos wants to see it undone"))
+        return seen
+
+    def _watch(self, handle: RemoteHandle | None, patience: float) -> Iterator[list[MigrationStatus]]:
+        """The migrations of a move, again and again."""
+        end = time.monotonic() + patience
+        while handle is not None and time.monotonic() < end:
+            found = self.deployed.ask(lambda: handle.migrations)
+            if found:
+                yield found
+            self._tick()
+
+    # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def aim(self, role: str, move: Ordered, *, with_keys: bool = True) -> Target:
+        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here, as asking
+        which keys are there."""
+        others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
+        places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
+        name = f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
+        sites = (move.source, move.destination) if role == LINK else (name,)
+        if role not in (LINK, STORE):
+            self.until(lambda: self.deployed.is_up(name), START, f"{name} is there to be struck")
+        if role == GATEWAY:
+            return Target(role, name, frozenset([*self.deployed.load.names, *self.deployed.load.shop_names]))
+        is_asked = with_keys and role not in (ORCHESTRATOR, STORE)
+        there = self.deployed.keys_at(sites) if is_asked else None
+        return Target(role, name, there or frozenset())
+
+    def strike(
+        self, kind: str, target: Target, seconds: float, move: Ordered, seen: MigrationStatus | None, *, sign: int = 1
+    ) -> Struck:
+        """Let a fault happen. `seen`: the migration that it is to strike at."""
+        life = len(self.deployed.lives(target.name))
+        struck = Struck(
+            at_us=time.time_ns() // 1000,
+            kind=kind,
+            role=target.role,
+            target=target.name,
+            seconds=seconds,
+            migration=seen.id if seen else None,
+            protocol=move.protocol,
+            phase=seen.phase if seen else "",
+            keys=target.keys,
+        )
+        heal = STRIKES[kind](self.deployed, Aim(target.name, (move.source, move.destination), sign))
+        self.struck.append(struck)
+        self._sick.append(Sick(struck, _end_after(seconds, heal, self.deployed.heals), life))
+        when = f"{move.protocol} {struck.phase}" if seen else "nothing moves"
+        lasting = f" for {seconds:.1f} s" if seconds else ""
+        whom = target.role if target.role == target.name else f"{target.role} {target.name}"
+        self._show(f"{kind}: {whom}{lasting}; {when}")
+        return struck
+
+    # ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def until(self, condition: Callable[[], Any], patience: float, what: str) -> None:
+        """Wait for something; raises `Unavailable` if it does not happen."""
+        end = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > end:
+                raise Unavailable(
+                    f"waited {patience:.0f} s in vain until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
+                )
+            self._tick()
+
+    def pause(self, seconds: float) -> None:
+        """Let some time pass."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._tick()
+
+    def _tick(self) -> None:
+        self.deployed.check()
+        if self._sick and time.monotonic() >= self._next_look:
+            self._look()
+            self._next_look = time.monotonic() + LOOK
+        time.sleep(PERIOD)
+
+    def _look(self) -> None:
+        """Who is back?"""
+        silences = self.deployed.silences()
+        for sick in [sick for sick in self._sick if sick.ended.is_set() and self._is_back(sick, silences)]:
+            self._sick.remove(sick)
+            struck = sick.struck
+            struck.back_ms = round(time.time_ns() / 1e6 - struck.at_us / 1e3, 1)
+            self._show(f"{struck.target} is back, {struck.back_ms / 1000:.1f} s after the {struck.kind}")
+
+    def _is_back(self, sick: Sick, silences: dict[str, float]) -> bool:
+        """Whether a fault that has been ended is over: whoever was dead has been heard in another life."""
+        target, now = sick.struck.target, time.monotonic()
+        if not silences:  # the orchestrator itself is not there
+            return False
+        if sick.struck.kind not in KILLS:
+            return target not in silences or silences[target] < 2
+        lives = self.deployed.lives(target)
+        if len(lives) <= sick.life:
+            return False
+        born = self._born.setdefault(lives[-1], now)
+        return target not in silences or silences[target] < now - born
+
+    # ── Rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def come_to_rest(self, patience: float = REST) -> None:
+        """Let every fault end, and every move, then the source; and wait until everything is delivered."""
+        self.until(lambda: not self._sick, patience, "everybody is back")
+        self.until(self.orders.finish, patience, "every move is over")
+        self.deployed.end_source()
+        self.until(self.deployed.has_finished, patience, "everything is delivered")
+
+
+def _end_after(seconds: float, heal: Heal | None, heals: list[Heal]) -> threading.Event:
+    """End a fault when its time is over, as often as it takes; the event says when that is done."""
+    ended = threading.Event()
+    if heal is None:
+        ended.set()
+        return ended
+    heals.append(heal)
+
+    def end() -> None:
+        time.sleep(seconds)
+        while not ended.is_set():
+            try:
+                heal()
+                heals.remove(heal)
+                ended.set()
+            except Retry:  # whoever has to hear it is not there now
+                time.sleep(1)
+
+    threading.Thread(target=end, name="end of a fault", daemon=True).start()
+    return ended

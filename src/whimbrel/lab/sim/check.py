@@ -1,0 +1,180 @@
+"""What must hold: after every step, and at the end against a sequential run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import msgspec
+
+from whimbrel.core.instance import Instance
+from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.record import Evicted
+from whimbrel.lab.sim.actors import Actor, GatewayActor, InstanceActor, OutletActor
+from whimbrel.lab.sim.job import Job
+from whimbrel.lab.sim.oracle import Oracle
+from whimbrel.lab.sim.world import World
+
+
+class Violation(AssertionError):
+    """A promise was broken; `what` names it."""
+
+    def __init__(self, what: str, message: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: {message}")
+
+
+class Invariants:
+    """Cheap checks after every step: they find a slip where it happens, not where it shows.
+
+    Each looks only after a step of an actor that can break it.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.emitter: dict[tuple[str, int], str] = {}
+        self.read = dict.fromkeys(world.outboxes, 0)
+        self.epochs: dict[str, int] = {}
+        self.asked: list[tuple[str, list[Instance]]] = []
+        self.shared: dict[str, set[str]] = {}
+        """By key that lies at several instances: at which. And who was there to be asked."""
+
+    def __call__(self, actor: Actor) -> None:
+        """Check what the actor may have changed."""
+        if isinstance(actor, GatewayActor):
+            return
+        if isinstance(actor, InstanceActor):
+            self._one_emitter(actor.name)
+        elif isinstance(actor, OutletActor):
+            self._growing_epochs(actor.committed)
+        self._one_holder(actor)
+
+    def _one_emitter(self, name: str) -> None:
+        """At most one instance emits for a key in an epoch."""
+        for entry in self.world.outboxes[name].read(self.read[name]):
+            self.read[name] = entry.position + 1
+            for result in (result for results, _ in entry.blob for result in results):
+                first = self.emitter.setdefault((result.key, result.epoch), name)
+                if first != name:
+                    raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
+
+    def _one_holder(self, actor: Actor) -> None:
+        """A key's state lies at one instance, or at both ends of a move that copies; what an abort left behind does
+        not count."""
+        # One that repeats a batch is where it was before it. Nobody else puts keys into an instance.
+        whole = [(one.name, one.parts) for one in self.world.instances.values() if one.alive and one.plan is None]
+        if isinstance(actor, InstanceActor) or whole != self.asked:
+            self.asked = whole
+            self.shared = _shared(whole)
+        if not self.shared or not self.world.coordinator.alive:
+            return
+        unsettled = list(self.world.coordinator.coordinator.unsettled())
+        for key, names in self.shared.items():
+            concerned = [migration for migration in unsettled if key in migration.move.selection]
+            ends = [{m.move.source, m.move.destination} for m in concerned if not m.is_over and not m.move.switch]
+            names = names - {migration.move.destination for migration in concerned if migration.is_over}
+            if len(names) > 1 and names not in ends:
+                names = {name for name in names if not self._is_clearing(name)}
+                if len(names) > 1 and names not in ends:
+                    raise Violation("one holder", f"{key} lies at {sorted(names)}")
+
+    def _is_clearing(self, name: str) -> bool:
+        """Whether an instance may have something of keys that were restored elsewhere."""
+        return any(
+            migration.move.protocol == "restore" and name in migration.move.parties
+            for migration in self.world.coordinator.coordinator.migrations.values()
+            if migration.has_begun and not migration.has_heard(Evicted, name)
+        )
+
+    def _growing_epochs(self, committed: dict[str, int]) -> None:
+        """The epoch that may speak for a key never goes back."""
+        for key, epoch in committed.items():
+            if epoch < self.epochs.get(key, 0):
+                raise Violation("growing epochs", f"{key} went from {self.epochs[key]} to {epoch}")
+        self.epochs = committed
+
+
+def _shared(instances: list[tuple[str, list[Instance]]]) -> dict[str, set[str]]:
+    """By key that lies at more than one instance: at which."""
+    held = [part.entries for _, parts in instances for part in parts]
+    if len(set().union(*held)) == sum(map(len, held)):
+        return {}
+    holders: dict[str, set[str]] = defaultdict(set)
+    for name, parts in instances:
+        for key in (key for part in parts for key in part.entries):
+            holders[key].add(name)
+    return {key: names for key, names in holders.items() if len(names) > 1}
+
+
+def check_end(world: World) -> None:
+    """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
+    gone = {name for name, actor in world.instances.items() if actor.gone}
+    unsettled = [
+        m for m in world.coordinator.coordinator.unsettled() if not m.is_over or m.move.destination not in gone
+    ]
+    if unsettled:
+        raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
+    expected = Oracle(remembers=world.saves)
+    expected.follow(world)
+    got: dict[str, list[Any]] = defaultdict(list)
+    for result in world.outlet.delivered:
+        got[result.key].append((result.seq, result.n, result.values))
+    if world.outlet.gate.held:
+        raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
+    for key in world.keys:
+        _compare(key, got[key], expected.results[key])
+    _check_store(world, expected)
+    letters = Counter((parked.key, parked.seq, parked.error, parked.event) for parked in world.outlet.parked)
+    if letters != expected.letters:
+        missing, extra = expected.letters - letters, letters - expected.letters
+        raise Violation("parked", f"dead letters missing {sorted(missing)[:3]}, too many {sorted(extra)[:3]}")
+    for name, actor in world.instances.items():
+        if name in gone:
+            continue
+        if any(part.moves.evictions for part in actor.parts):
+            raise Violation("settled", f"{name} still waits for routers that must stop to send it records")
+        if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
+            raise Violation("settled", f"{name} still has a move open")
+        if any(part.stashed or part.gathered for part in actor.parts):
+            raise Violation("settled", f"{name} still has pieces of a state")
+        if any(part.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
+            raise Violation("settled", f"{name} still has a standby's copies")
+        if any(part.moves.aborted for part in actor.parts):
+            raise Violation("settled", f"{name} still remembers a move that was aborted")
+
+
+def _check_store(world: World, expected: Oracle) -> None:
+    """Every version is its key's state as of its seq, and the newest reaches as far as everything is covered."""
+    for version in world.store.whole():
+        luggage = version.unpacked()
+        state = msgspec.msgpack.decode(luggage.state, type=Job.State)
+        past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
+        if not past or past[-1] != (state, luggage.timers):
+            raise Violation("wrong", f"{version.key} was never saved as {state} at {version.seq}")
+    newest = world.store.newest(EVERYTHING)
+    for gateway in world.gateways.values() if world.saves else ():
+        covered = gateway.covered()
+        for key in gateway.mine:
+            due = [seq for seq, _, _ in expected.past[key] if seq <= covered]
+            if due and (key not in newest or newest[key].seq < due[-1]):
+                raise Violation("lost", f"{key} is covered up to {covered}, but no version of it has {due[-1]}")
+
+
+def _compare(key: str, got: list[Any], expected: list[Any]) -> None:
+    if got == expected:
+        return
+    ids, wanted = [g[:2] for g in got], [e[:2] for e in expected]
+    if len(set(ids)) < len(ids):
+        raise Violation("duplicated", f"{key}: {sorted(i for i in set(ids) if ids.count(i) > 1)}")
+    if set(wanted) - set(ids):
+        raise Violation("lost", f"{key}: {sorted(set(wanted) - set(ids))}")
+    if set(ids) - set(wanted):
+        raise Violation("wrong", f"{key}: results of nothing {sorted(set(ids) - set(wanted))}")
+    if ids != wanted:
+        raise Violation("out of order", f"{key}: {_first(ids, wanted)}")
+    raise Violation("wrong", f"{key}: {_first(got, expected)}")
+
+
+def _first(got: list[Any], expected: list[Any]) -> str:
+    one, other = next(pair for pair in zip(got, expected, strict=True) if pair[0] != pair[1])
+    return f"{one} instead of {other}"

@@ -1,0 +1,74 @@
+"""What must come out: the same job over the same records, one after the other, written without the core.
+
+It knows nothing of batches, parts, logs or moves, and shares no code with what it judges but the job itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whimbrel.core.operator import Context
+from whimbrel.lab.sim.job import Job, prepare
+
+if TYPE_CHECKING:
+    from whimbrel.lab.sim.world import World
+
+Letter = tuple[str, int, str, str]
+"""A dead letter: key, seq, error, what was given up."""
+
+
+class Oracle:
+    """One sequential run."""
+
+    def __init__(self, *, remembers: bool) -> None:
+        self.job = Job()
+        self._remembers = remembers
+        self.results: dict[str, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
+        self.letters: Counter[Letter] = Counter()
+        self.past: dict[str, list[tuple[int, Any, list[int]]]] = defaultdict(list)
+        """By key: its state and timers after each record or tick that did something to it. Only if it `remembers`."""
+        self._states: dict[str, Any] = defaultdict(self.job.State)
+        self._timers: dict[str, list[int]] = defaultdict(list)
+
+    def follow(self, world: World) -> None:
+        """Take in everything that the gateways have."""
+        for gateway in world.gateways.values():
+            for position, content in gateway.history:
+                if isinstance(content, list):
+                    for row in (row for record in content for row in prepare(record)):
+                        self._expire(row.key, row.seq, row.event_us)
+                        self._do(row.key, row.seq, row.event_us, self.job.process, row.body)
+                elif content[0] == "tick":
+                    for key in gateway.mine:
+                        self._expire(key, gateway.seq_of(position), content[1])
+
+    def _expire(self, key: str, seq: int, now_us: int) -> None:
+        while self._timers[key] and self._timers[key][0] <= now_us:
+            self._do(key, seq, self._timers[key].pop(0), self.job.on_timer)
+
+    def _do(self, key: str, seq: int, now_us: int, act: Callable[..., None], *event: Any) -> None:
+        """One record or one timer; if the job raises, it has never been."""
+        context = Context()
+        context.key, context.seq, context.now_us, context.timers = key, seq, now_us, list(self._timers[key])
+        state = msgspec.structs.replace(self._states[key])
+        emitted: list[dict[str, Any]] = []
+        try:
+            act(key, *event, state, lambda **values: emitted.append(values), context)
+        except ValueError as error:
+            told = msgspec.json.encode(event[0] if event else {"timer": now_us}).decode()
+            self.letters[key, seq, f"ValueError: {error}", told] += 1
+            self._note(key, seq)
+            return
+        self._states[key], self._timers[key] = state, context.timers
+        self._note(key, seq)
+        results = self.results[key]
+        number = results[-1][1] + 1 if results and results[-1][0] == seq else 0
+        results += [(seq, number + n, values) for n, values in enumerate(emitted)]
+
+    def _note(self, key: str, seq: int) -> None:
+        if self._remembers:
+            self.past[key].append((seq, self._states[key], list(self._timers[key])))

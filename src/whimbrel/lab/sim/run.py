@@ -1,0 +1,80 @@
+"""Many seeds: find the first that breaks a promise, or none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.lab.sim.check import Invariants, Violation, check_end
+from whimbrel.lab.sim.orders import MIXED
+from whimbrel.lab.sim.sabotage import sabotaged
+from whimbrel.lab.sim.world import World
+
+CHOICES = [*PROTOCOLS, MIXED]
+"""What a world can be made with."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A seed that breaks a promise."""
+
+    protocol: str
+    seed: int
+    what: str
+
+
+class Outcome(msgspec.Struct):
+    """What a search has seen: the first violation if there was one, and by protocol how often what has happened."""
+
+    found: Found | None = None
+    tallies: dict[str, Counter[str]] = {}
+
+    def __iadd__(self, other: Outcome) -> Outcome:
+        self.found = self.found or other.found
+        for protocol, tally in other.tallies.items():
+            self.tallies.setdefault(protocol, Counter()).update(tally)
+        return self
+
+    def total(self, what: str) -> int:
+        """How often something has happened, in all protocols."""
+        return sum(tally[what] for tally in self.tallies.values())
+
+
+def run_seed(protocol: str, seed: int) -> World:
+    """One history. Raises `Violation` if a promise was broken."""
+    world = World(seed, protocol)
+    world.watchers.append(Invariants(world))
+    try:
+        world.run()
+        check_end(world)
+    except Violation:
+        raise
+    except Exception as error:  # nothing that can happen here may raise anything
+        raise Violation("crashed", f"{type(error).__name__}: {error}") from error
+    for migration in world.coordinator.coordinator.migrations.values():
+        world.tally[f"migrations {migration.phase}"] += 1
+        world.tally["restored"] += migration.move.protocol == "restore" and migration.phase == "done"
+        world.tally["moves inside a site"] += migration.from_site == migration.to_site
+    world.tally["zombies refused"] = world.outlet.gate.refused
+    return world
+
+
+def search(protocols: Iterable[str], seeds: Iterable[int], sabotage: str | None = None) -> Outcome:
+    """Run every seed with every protocol, up to the first violation."""
+    outcome = Outcome()
+    with sabotaged(sabotage):
+        for seed in seeds:
+            for protocol in protocols:
+                tally = outcome.tallies.setdefault(protocol, Counter())
+                tally["schedules"] += 1
+                try:
+                    world = run_seed(protocol, seed)
+                except Violation as violation:
+                    outcome.found = Found(protocol, seed, str(violation))
+                    return outcome
+                tally["steps"] += world.steps
+                tally.update(world.tally)
+                world.vanish()
+    return outcome

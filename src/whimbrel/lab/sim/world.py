@@ -1,0 +1,152 @@
+"""The deterministic world: the real core, hosted by actors that a seed makes slow, fast, forgetful and mortal.
+
+Virtual time, one thread, one random generator: the same seed is the same history. Each actor does what its real host
+does, in the same order, on the same kind of log, and may die between any two of its effects:
+
+    GatewayActor    ingress log → router → inboxes            dies: replays the log, repeats its appends
+    InstanceActor   inbox → parts → inboxes, outbox, commit   dies: repeats the batch it had planned, from its deltas
+    OutletActor     outboxes → gate → delivered               dies: goes back to its last commit
+    CoordinatorActor   notices → migrations → commands        dies: repeats what its journal says
+    StoreActor      spools → versions                         in worlds with a central store
+    LossActor       instances that do not come back, or late  likewise
+
+What an actor has not committed, its death takes away; what lies in a log, nothing takes away.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappush, heapreplace
+from math import log
+from typing import Any
+from zlib import crc32
+
+from whimbrel.core.record import Kind, Record
+from whimbrel.lab.sim.actors import Actor, Died, GatewayActor, InstanceActor, OutletActor
+from whimbrel.lab.sim.loss import LossActor, StoreActor
+from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
+from whimbrel.log.memory import MemoryLog
+
+KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
+"""The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
+
+
+IDLE = 0.4
+"""Whoever has found nothing to do looks again after a while: most steps would find nothing otherwise."""
+
+
+UNDONE = {"live", "pause", "fluid"}
+"""Protocols that a damaged parcel calls off. Others wait for somebody who can read it: here, for ever."""
+
+
+class Stuck(Exception):
+    """The world does not come to rest."""
+
+
+class World:
+    """Everything there is, and what happens next."""
+
+    def __init__(self, seed: int, protocol: str, *, chaos: float = 1.0) -> None:
+        self.random = random.Random(f"whimbrel/{seed}/{protocol}")
+        self.protocol, self.chaos = protocol, chaos
+        self.now = 0.0
+        self.steps = 0
+        self.tally: Counter[str] = Counter()
+        """How often what the simulator is there for has happened."""
+        # A generator of its own, so that histories without damage are what they were before there was any.
+        self._harm = f"harm/{seed}/{protocol}"
+        self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
+        self.watchers: list[Callable[[Actor], None]] = []
+        self._agenda: list[tuple[float, int, Actor]] = []
+
+        rng = self.random
+        self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
+        self.routers = [f"gateway-{n}" for n in range(rng.randint(1, 2))]
+        names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
+        shared = len(names) > 2  # of three instances, two are at one site
+        self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
+        self.owner = names[0]
+        # These logs hold objects instead of their bytes: much faster, and the bytes have tests of their own.
+        self.inboxes: dict[str, Any] = {name: MemoryLog() for name in names}
+        self.outboxes: dict[str, Any] = {name: MemoryLog() for name in names}
+        self.saves = protocol in (RESTORE, MIXED)
+        """Whether there is a central store."""
+        self.spools: dict[str, Any] = {name: MemoryLog() for name in names if self.saves}
+        """By instance: what it sends to the store."""
+        self.suspects: list[str] = []
+        """Instances that somebody thinks lost."""
+        self.instances = {name: InstanceActor(self, name, rng.randint(1, 3)) for name in names}
+        self.gateways = {name: GatewayActor(self, name) for name in self.routers}
+        self.outlet = OutletActor(self)
+        self.coordinator = CoordinatorActor(self)
+        self.store = StoreActor(self)
+        self.loss = LossActor(self, self._losses())
+        self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), self.outlet, self.coordinator]
+        self.actors += [self.store, self.loss] if self.saves else []
+
+    def _losses(self) -> int:
+        """How many instances are lost, at most."""
+        if not self.saves or not self.chaos:
+            return 0
+        return self.random.randint(1, 2) if self.protocol == RESTORE else self.random.randint(0, 1)
+
+    def run(self, limit: int = 20_000) -> None:
+        """Until everything has been sent, moved and delivered, and nobody has anything left to do."""
+        for number, actor in enumerate(self.actors):
+            heappush(self._agenda, (self.random.random(), number, actor))
+        idle: set[int] = set()
+        while len(idle) < len(self.actors):
+            if self.steps > limit:
+                raise Stuck(f"not quiet after {limit} steps")
+            self.now, number, actor = self._agenda[0]
+            pace = actor.pace
+            if self._step(actor):
+                idle.clear()
+            else:
+                idle.add(number)
+                pace *= IDLE
+            heapreplace(self._agenda, (self.now - log(1.0 - self.random.random()) / pace, number, actor))
+
+    def _step(self, actor: Actor) -> bool:
+        self.steps += 1
+        if not actor.alive:
+            if actor.gone:
+                return False
+            actor.alive = True
+            actor.revive()
+            return True
+        try:
+            worked = actor.work()
+        except Died:
+            actor.alive = False
+            self.tally[f"{actor.kind} died"] += 1
+            return True
+        if worked:
+            for watch in self.watchers:
+                watch(actor)
+        return worked
+
+    def maybe_die(self, odds: float = 0.01) -> None:
+        """A place where death may strike."""
+        if self.chaos and self.random.random() < odds * self.chaos:
+            raise Died
+
+    def vanish(self) -> None:
+        """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of
+        worlds to the garbage collector takes a tenth of the time."""
+        vars(self).clear()
+
+    def carried(self, record: Record) -> Record:
+        """A post as it arrives: damaged, once in a while, and then each time that it is sent."""
+        if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED):
+            return record
+        if random.Random(f"{self._harm} {crc32(record.body)}").random() > 0.2:
+            return record
+        self.tally["parcels damaged"] += 1
+        return record._replace(body=record.body[:-1] + bytes((record.body[-1] ^ 1,)))
+
+    @property
+    def now_us(self) -> int:
+        return int(self.now * 1000)

@@ -1,0 +1,500 @@
+"""What a user may order of a running pipeline: the orchestrator with its stages, over whatever reaches the others.
+
+`wb.run` has one in the user's own process (deploy/embedded.py), `whimbrel orchestrator` one in a process of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.coordinator import Coordinator
+from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Unavailable, UnknownName
+from whimbrel.core.keys import Selection
+from whimbrel.core.protocols import protocol_named
+from whimbrel.core.protocols.auto import Limits
+from whimbrel.core.record import Report
+from whimbrel.core.router import RouteTable
+from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.draining import detached, drained
+from whimbrel.orchestrator.handle import Handle
+from whimbrel.orchestrator.instances import Instances
+from whimbrel.orchestrator.journal import Journal, JournalReader
+from whimbrel.orchestrator.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
+from whimbrel.orchestrator.orders import Request
+from whimbrel.orchestrator.plan import read_plan
+from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
+from whimbrel.orchestrator.stage import Reach, Shape, StageControl
+from whimbrel.site.links import Given, check_pair, links_of
+from whimbrel.site.status import told
+
+
+class Control:
+    """The orchestrator of a pipeline, with all that it takes to understand an order."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        shapes: Mapping[str, Shape],
+        data: Path,
+        journal: Journal,
+        logs: Logs,
+        sites: Mapping[str, SitePort],
+        gateway: GatewayPort,
+        clock_us: Callable[[], int],
+        links: Given,
+    ) -> None:
+        """`shapes`: of the stages, in their order."""
+        self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
+        self.sites = sites
+        self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
+        self._placing = threading.Lock()
+        self._told: dict[str, dict[str, str]] = {}
+        """By site, and the gateway as the empty name: the places it was last told."""
+        self._cleared = False
+        self._revived: set[str] = set()
+        """Relocations that a restoration has ended, and whose instances have been started since."""
+        self.accept_loss: set[str] = set()
+        """Instances that may begin anew, once, should their checkpoint be gone."""
+        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores)
+        self.stages: dict[str, StageControl] = {}
+        for stage, shape in shapes.items():
+            engaged = partial(self.orchestrator.engaged, stage)
+            instances = Instances(stage, journal, sites, engaged, self.tell_places)
+            first = RouteTable(next(iter(instances.sites)))
+            coordinator = Coordinator(stage, first, instances.sites, frozenset({router_of(stage)}))
+            self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
+            self.orchestrator.stages[stage] = coordinator
+
+    # ── What a user asks for ─────────────────────────────────────────────────────────────────────────────────────
+
+    def migrate(
+        self,
+        stage: str,
+        *,
+        to: str,
+        keys: Iterable[str] | None = None,
+        bins: Iterable[int] | None = None,
+        share: float | None = None,
+        at: str | None = None,
+        protocol: str | None = None,
+        from_checkpoint: int | None = None,
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Move keys of a stage to a site, while it runs.
+
+        Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
+        what lies at that site. How: `protocol`, `live` if none is given; what lies at a dead site is restored from the
+        central store, if the protocol is `restore`, `auto` or not given: from the newest versions, or from the
+        checkpoint of that number. `options` are those of the protocol (docs/protocols). Returns at once; the handle
+        waits, tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or
+        another migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one
+        batch; if not given, no more than the link carries. `request`: journalled as answered, together with what it
+        orders.
+        """
+        control = self.stage_for(stage, (to, at), protocol, deadline, budget)
+        self.check_alive(to)
+        selection = control.select(keys, bins, share, to, at)
+        lost, why = self._lost(control, selection, to, protocol, from_checkpoint)
+        if protocol == "auto" and lost != control.sources(selection, to):
+            standby, protocol, why = control.choose(selection, to, _limits(options))
+            if protocol == "restore":
+                lost = control.sources(selection, to)
+                control.check_whole(lost, selection)
+            if standby is not None:
+                handle = Handle(self.orchestrator, stage, [standby], why).take_over()
+                if request is not None:
+                    self.journal.write(answer=request.answered([standby], why))
+                return handle
+        options = read_plan(options) | {"budget": control.budget(to, at) if budget is None else budget}
+        with control.instances.staying(to, control.counts()) as there:
+            orders: list[Order | RestoreOrder] = []
+            if lost:
+                self.check_restore(stage, from_checkpoint)
+                given = options if protocol == "restore" else {}
+                orders += control.restorations(lost, there, from_checkpoint, **given)
+            if len(lost) < len(control.sources(selection, to)) or not lost:
+                taken = "live" if protocol in (None, "restore") else protocol
+                whole = [(selection, there[0])] if taken == "restart" else None
+                wanted = whole or control.spread(selection, to, there, lost)
+                orders.append(Order(stage, wanted, to, taken, options))
+            ids = self.orchestrator.order(orders, deadline, why, request)
+        return Handle(self.orchestrator, stage, ids, why)
+
+    def _lost(
+        self, control: StageControl, selection: Selection, to: str, protocol: str | None, checkpoint: int | None
+    ) -> tuple[list[str], list[str]]:
+        """Whose keys a migration brings out of the store, and why. Raises if that is not what was asked for."""
+        if protocol == "restore":
+            lost, why = control.sources(selection, to), list[str]()
+        else:
+            lost = control.missing(selection, to)
+            why = [f"{name} at {control.coordinator.sites[name]} is gone: its keys are restored" for name in lost]
+        if lost and protocol not in (None, "auto", "restore"):
+            raise Unavailable(
+                f"{lost[0]} at {control.coordinator.sites[lost[0]]} is gone, and cannot give its keys by {protocol}; "
+                "wait for it, or restore them from the central store: protocol='restore'"
+            )
+        if checkpoint is not None and not lost:
+            raise Refused(
+                "nothing is restored here, so no checkpoint is needed; leave it out, or use protocol='restore'"
+            )
+        control.check_whole(lost, selection)
+        return lost, why
+
+    def check_restore(self, stage: str, checkpoint: int | None) -> None:
+        """Raise if keys of a stage cannot be restored."""
+        self._reach.gateway.check_restore(stage, checkpoint)
+
+    def checkpoints(self, stage: str) -> list[int]:
+        """The checkpoints that keys of a stage can be restored from, oldest first."""
+        return self._reach.gateway.checkpoints(stage)
+
+    def is_dead(self, site: str) -> bool:
+        """Whether a site is thought dead. In one process none ever is."""
+        return False
+
+    def check_alive(self, site: str) -> None:
+        """Raise if keys cannot go to a site."""
+        if self.is_dead(site):
+            raise Unavailable(f"site {site} is dead; choose another one, or wait until it is back")
+
+    def scale(
+        self,
+        stage: str,
+        *,
+        instances: int,
+        at: str,
+        protocol: str = "live",
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Let so many instances of a stage share the keys that lie at a site, while it runs.
+
+        More than there are: new ones are started, which takes some seconds, and get their share. Fewer: those with the
+        fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
+        moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
+        """
+        control = self.stage_for(stage, (at,), protocol, deadline, budget)
+        options = read_plan(options) | {"budget": control.budget(at, at) if budget is None else budget}
+        if instances < 1:
+            raise Refused(
+                f"the keys at {at} need an instance there, so {instances} are too few; "
+                f"to empty the site, move them away: app.migrate({stage!r}, at={at!r}, to=...)"
+            )
+        if protocol in ("restart", "auto"):
+            raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
+        self.check_alive(at)
+        here, owners = control.instances.at(at), control.coordinator.table.owners
+        for migration in list(control.coordinator.migrations.values()):
+            if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
+                raise Conflict(
+                    f"migration {migration.move.id} ({migration.phase}) moves keys to or from {at}, "
+                    "so it is open who will have how many; wait for it or abort it"
+                )
+        if instances > len(here) and not any(owners.select(name) for name in here):
+            raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
+        with control.instances.staying(at, control.counts(), instances) as staying:
+            wanted = control.level(at, staying)
+            ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, request=request, **options)
+        return Handle(self.orchestrator, stage, ids)
+
+    def drain(
+        self,
+        site: str,
+        *,
+        to: Iterable[str] | None = None,
+        protocol: str | None = None,
+        deadline: float = DEADLINE,
+        budget: int | None = None,
+        request: Request | None = None,
+        **options: Any,
+    ) -> dict[str, Handle]:
+        """Move everything away from a site, while it runs: to these sites, or all others, each key to who has least.
+
+        Returns a handle for each stage that has something there. What lies at a dead site is restored, as in `migrate`:
+        each instance's keys at one other. Raises, and changes nothing, as `migrate` does, or if a migration brings keys
+        to the site. The site's instances stay, with nothing.
+        """
+        orders = drained(self, site, to, protocol, deadline, budget, read_plan(options))
+        ids = self.orchestrator.order(orders, deadline, request=request)
+        stages = {order.stage: list[str]() for order in orders}
+        for name, found in stages.items():
+            found += [id for id in ids if id in self.stages[name].coordinator.migrations]
+        return {name: Handle(self.orchestrator, name, found) for name, found in stages.items() if found}
+
+    def invoke(
+        self,
+        instance: str,
+        site: str,
+        checkpoint: int | None = None,
+        *,
+        deadline: float = DEADLINE,
+        request: Request | None = None,
+    ) -> Handle:
+        """Let an instance at a site go on with all that this one had, as the central store has it: in the newest
+        versions, or those of a checkpoint. At its own site another one is started for that.
+
+        Whether it still runs makes no difference: its epochs are closed, and it drops its keys. The handle is that of
+        `migrate`, with protocol `restore`. Raises, and changes nothing, as `migrate` does.
+        """
+        control = self.stage_for(self.stage_with(instance).name, (site,), None, deadline, None)
+        self.check_alive(site)
+        self.check_restore(control.name, checkpoint)
+        with control.taking(site, instance) as there:
+            ids = self.orchestrator.order(
+                control.restorations([instance], there, checkpoint), deadline, request=request
+            )
+        return Handle(self.orchestrator, control.name, ids)
+
+    def detach(self, instance: str, *, deadline: float = DEADLINE, request: Request | None = None) -> Handle:
+        """Take an instance out of its stage: its keys go to the others at its site, or else to all others, and it stops
+        when it has nothing any more. What was at a dead site is restored.
+
+        The handle is that of `migrate`. Raises, and changes nothing, as `migrate` does, or if it is the only one.
+        """
+        control = self.stage_for(self.stage_with(instance).name, (), None, deadline, None)
+        orders = detached(self, control, instance)
+        with control.instances.parting(instance):
+            ids = self.orchestrator.order(orders, deadline, request=request)
+        return Handle(self.orchestrator, control.name, ids)
+
+    def stage_with(self, instance: str) -> StageControl:
+        """The stage that an instance belongs to."""
+        for control in self.stages.values():
+            if instance in control.coordinator.sites:
+                return control
+        known = [name for control in self.stages.values() for name in list(control.coordinator.sites)]
+        raise UnknownName("instance", instance, known)
+
+    def stage_for(
+        self, stage: str, sites: Iterable[str | None], protocol: str | None, deadline: float, budget: int | None
+    ) -> StageControl:
+        """The stage of an order, if the order makes sense."""
+        if stage not in self.stages:
+            raise UnknownName("stage", stage, list(self.stages))
+        for site in filter(None, sites):
+            if site not in self.sites:
+                raise UnknownName("site", site, list(self.sites))
+        if protocol is not None and protocol != "auto":
+            protocol_named(protocol)
+        if deadline <= 0 or (budget is not None and budget < 1):
+            raise Refused(
+                f"a deadline lies some seconds ahead, a budget is at least a byte: not {deadline} and {budget}"
+            )
+        return self.stages[stage]
+
+    def cut(self, site: str, other: str) -> None:
+        """Cut the link between two sites, in both directions: nothing is delivered until it is mended, nothing lost."""
+        self._cut(site, other, True)
+
+    def mend(self, site: str, other: str) -> None:
+        """Mend the link between two sites: what could not be delivered goes on."""
+        self._cut(site, other, False)
+
+    def _cut(self, one: str, other: str, is_cut: bool) -> None:
+        check_pair(list(self.sites), one, other)
+        self.sites[one].cut(other, is_cut)
+        self.sites[other].cut(one, is_cut)
+
+    def status(self) -> dict[str, Any]:
+        """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
+        flow = self._reach.gateway.status()
+        there = {name: site.status() for name, site in self.sites.items()}
+        stages = self.stages.items()
+        sites, disks = list(there.values()), {"gateway": flow.disk, **{name: one.disk for name, one in there.items()}}
+        return {
+            "pipeline": self.name,
+            "records": {
+                "sent": flow.sent,
+                "delivered": flow.delivered,
+                "refused": sum(stage.refused for stage in flow.stages.values()),
+                "dead_lettered": sum(flow.dead_letters.values()),
+            },
+            "dead_letters": flow.dead_letters,
+            "source": {"ended": flow.ended, "error": flow.error},
+            "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
+            "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
+            "disks": {name: full for name, full in disks.items() if full},
+            "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},
+            "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
+        }
+
+    def _status_of(self, stage: StageControl, flow: FlowStatus) -> dict[str, Any]:
+        waiting = self.orchestrator.waiting_of(stage.name)
+        return {**stage.status(flow), "waiting": {id: f"waiting: {reason}" for id, reason in waiting.items()}}
+
+    def story(self, id: str) -> list[str]:
+        """What happened in a migration, a line each."""
+        for name, control in self.stages.items():
+            if id in control.coordinator.migrations:
+                return Handle(self.orchestrator, name, [id]).progress
+        known = [id for control in self.stages.values() for id in control.coordinator.migrations]
+        raise UnknownName("migration", id, known)
+
+    # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, stage: str, notice: Report) -> None:
+        """A notice of an instance."""
+        self.orchestrator.hear(stage, notice)
+
+    def is_settled(self) -> bool:
+        """Whether nothing moves, and everything that was sent is applied and delivered."""
+        moving = any(
+            not migration.is_over and not migration.is_standby
+            for control in self.stages.values()
+            for migration in list(control.coordinator.migrations.values())
+        )
+        # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
+        return (
+            not moving
+            and all(site.is_idle() for name, site in self.sites.items() if not self._is_given_up(name))
+            and all(control.is_drained for control in self.stages.values())
+        )
+
+    def _is_given_up(self, site: str) -> bool:
+        """Whether a site is dead, and nobody waits for what it has: its keys are elsewhere."""
+        stages = self.stages.values()
+        return self.is_dead(site) and not any({*one.instances.at(site)} & one.owners() for one in stages)
+
+    def instances_at(self, site: str) -> list[str]:
+        """The instances that are to run at a site, without those that a migration relocates right now."""
+        return [
+            name
+            for stage, control in self.stages.items()
+            for name in control.instances.at(site)
+            if not self.orchestrator.is_relocating(stage, name)
+        ]
+
+    def tell_places(self) -> None:
+        """Tell everybody where the instances are, who has not heard it. Who cannot be reached is told later."""
+        with self._placing:
+            places = {
+                name: site for one in list(self.stages.values()) for name, site in [*one.coordinator.sites.items()]
+            }
+            for site, port in self.sites.items():
+                self._tell_places(site, places, partial(port.place, places))
+            self._tell_places("", places, self._place_stages)
+
+    def _tell_places(self, who: str, places: dict[str, str], tell: Callable[[], None]) -> None:
+        if self._told.get(who) != places:
+            try:
+                tell()
+                self._told[who] = places
+            except Retry:
+                self._told.pop(who, None)
+
+    def _place_stages(self) -> None:
+        for stage, control in self.stages.items():
+            self._reach.gateway.place(stage, list(control.coordinator.sites))
+
+    def forget_told(self, who: str) -> None:
+        """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
+        self._told.pop(who, None)
+
+    def renew(self, instance: str) -> None:
+        """Let an instance begin anew whose checkpoint is gone, without the state of its keys."""
+        stage = next(one for one in self.stages.values() if instance in one.coordinator.sites)
+        self.sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
+        self.accept_loss.discard(instance)
+
+    def stale(self) -> list[str]:
+        """Instances whose checkpoint does not fit their logs, as their sites last said."""
+        # Looked for several times a second: a whole status is asked for only where something fails.
+        return [name for site in self.sites.values() if site.failed() for name in site.status().stale]
+
+    def _renew_stale(self) -> None:
+        """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
+        stale = set(self.stale())
+        for stage in self.stages.values():
+            for name in stale & {*stage.coordinator.sites}:
+                if name in self.accept_loss or not stage.coordinator.hangs_on(name):
+                    self.renew(name)
+
+    def _start_left_behind(self) -> None:
+        """What `restart` had stopped when a restoration took its keys runs where it belongs, with nothing."""
+        for stage in self.stages.values():
+            for one in list(stage.coordinator.migrations.values()):
+                instance = one.move.source
+                ended = one.move.protocol == "restart" and one.ended_by and one.move.id not in self._revived
+                if ended and instance in stage.coordinator.sites:
+                    home = stage.coordinator.sites[instance]
+                    for other in {one.from_site, one.to_site} - {home}:
+                        self.sites[other].stop(instance)
+                    with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
+                        self.sites[home].start(instance, wait=False)
+                    self._revived.add(one.move.id)
+
+    def _do_chores(self) -> None:
+        self.tell_places()
+        self._renew_stale()
+        self._start_left_behind()
+        if "" in self._told:
+            self._clear()
+            for control in self.stages.values():
+                control.see_off()
+
+    def _clear(self) -> None:
+        """Once, when nobody looks there any more: remove what instances have left behind that had left before."""
+        if not self._cleared:
+            self._cleared = True
+            for instance in [name for control in self.stages.values() for name in control.instances.past]:
+                self.logs.remove(instance)
+                for site in self.sites:
+                    shutil.rmtree(self.data / "sites" / site / instance, ignore_errors=True)
+
+
+def router_of(stage: str) -> str:
+    """The name of the router into a stage."""
+    return f"gateway-{stage}"
+
+
+def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
+    check_directory(data, journal, pipeline, stages, sites)
+    journal.save("pipeline", _belonging(pipeline, stages))
+
+
+def check_directory(
+    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+) -> None:
+    """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
+    to it, not taken away."""
+    found = journal.load("pipeline")
+    if found is not None and found != _belonging(pipeline, stages):
+        other = wire.unpack(found, dict[str, Any])
+        raise Refused(
+            f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
+            f"not to {pipeline!r} with {stages}; choose another directory"
+        )
+    for stage in stages:
+        placed = journal.load(f"instances/{stage}")
+        gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
+        if gone:
+            raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
+
+
+def _belonging(pipeline: str, stages: Sequence[str]) -> bytes:
+    return wire.pack({"pipeline": pipeline, "stages": stages})
+
+
+def _limits(options: dict[str, Any]) -> Limits:
+    """What `auto` must not exceed, taken out of the options; the rest is for the protocol it chooses."""
+    known = {f"max_{name}": name for name in Limits.__struct_fields__}
+    given = {name: options.pop(name) for name in list(options) if name in known}
+    if options:
+        raise UnknownName("option of auto", next(iter(options)), list(known))
+    return Limits(**{known[name]: value for name, value in given.items()})

@@ -1,0 +1,82 @@
+"""A handle on an order to migrate: what `migrate` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Takeover
+from whimbrel.orchestrator.orchestrator import Orchestrator
+from whimbrel.orchestrator.orders import story_of
+
+
+def outcome_of(phases: Set[str]) -> str:
+    """What has become of an order whose migrations are in these phases."""
+    for phase in sorted(phases - {DONE, ABORTED}):
+        return phase
+    return ABORTED if ABORTED in phases else DONE if phases else "already there"
+
+
+class Handle:
+    """An order to migrate: watch it, wait for it, call it off."""
+
+    def __init__(self, orchestrator: Orchestrator, stage: str, ids: list[str], why: Sequence[str] = ()) -> None:
+        self._orchestrator, self.stage, self.ids = orchestrator, stage, ids
+        self.why = list(why)
+        """Why `auto` took the protocol it took, a line each."""
+
+    @property
+    def migrations(self) -> list[Migration]:
+        """As they are now: one for each instance that had some of the keys."""
+        return [self._orchestrator.migration(self.stage, id) for id in self.ids]
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether there was nothing to do: every key was there already."""
+        return not self.ids
+
+    @property
+    def outcome(self) -> str:
+        """`already there`, `done`, `aborted`, or the phase it is in."""
+        return outcome_of({migration.phase for migration in self.migrations})
+
+    @property
+    def progress(self) -> list[str]:
+        """The story so far, a line for each thing that happened; and what a command waits for, if it is repeated."""
+        waiting, found = self._orchestrator.waiting_of(self.stage), self.migrations
+        held_up = [one for one in found if one.move.id in waiting]
+        return story_of(found) + [
+            f"{one.move.id} {one.phase}: waiting: {waiting[one.move.id]}" for one in held_up if not one.ended_by
+        ]
+
+    def wait(self, timeout: float | None = None) -> Handle:
+        """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
+        if not self._orchestrator.wait(self.stage, self.ids, timeout):
+            raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+        return self
+
+    def wait_warm(self, timeout: float | None = None) -> Handle:
+        """Until a standby is warm, or all is over. Raises `Unavailable` if the time runs out first."""
+        if not self._orchestrator.wait(self.stage, self.ids, timeout, warm=True):
+            raise Unavailable(f"standby {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
+        return self
+
+    def take_over(self) -> Handle:
+        """Let a standby that is warm take its keys over. Raises `Refused` if there is none."""
+        standbys = [migration.move.id for migration in self.migrations if migration.is_standby]
+        if not standbys:
+            raise Refused(
+                f"no standby is waiting here: it is {self.outcome}; order one with protocol='replicate', standby=True"
+            )
+        for id in standbys:
+            self._orchestrator.tell(self.stage, id, Takeover())
+        return self
+
+    def abort(self, reason: str = "called off") -> Handle:
+        """Call it off. Too late after the point of no return: then it goes on to its end; see `outcome`."""
+        for id in self.ids:
+            self._orchestrator.tell(self.stage, id, Abandoned(reason))
+        return self
+
+    def __repr__(self) -> str:
+        return f"<migration {', '.join(self.ids) or '-'} of {self.stage}: {self.outcome}>"

@@ -1,0 +1,102 @@
+"""What is done by itself when sites die: all that their instances had, or were to have, is restored elsewhere.
+
+    who      every instance at a site that is gone, or whose checkpoint is, if it has keys or a migration hangs on it;
+             one that `restart` was about to start at such a site; and whoever an attempt to restore was abandoned for
+    where    the living site with the fewest instances of its stage, of those that may be used; then another one; where
+             it was itself, if that has come back and no other lives
+    what     the newest versions in the store; if they cannot be read, the newest checkpoint that can, and so on
+    when     at once; after a failure later and later
+
+All of that follows from what the coordinators know, so an orchestrator that is started anew goes on with it. Only which
+checkpoints were damaged it finds out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from whimbrel.core.errors import Refused, Retry, Stop
+from whimbrel.core.protocols.machine import DONE, Migration
+from whimbrel.core.protocols.restart import STARTING
+from whimbrel.orchestrator.orchestrator import DEADLINE
+from whimbrel.orchestrator.orders import Request
+
+if TYPE_CHECKING:
+    from whimbrel.orchestrator.control import Control
+    from whimbrel.orchestrator.stage import StageControl
+
+FIRST_US, LONGEST_US = 500_000, 60_000_000
+"""Microseconds until what failed is tried again: at first, then twice as long each time, and at most."""
+
+
+class Policy:
+    """Restores what the dead had."""
+
+    def __init__(
+        self, control: Control, sites: Collection[str] | None, clock_us: Callable[[], int], deadline: float = DEADLINE
+    ) -> None:
+        """`sites`: where things may be restored; all if not given. `deadline`: seconds that an attempt may take."""
+        self._control, self._sites, self._clock_us, self._deadline = control, sites, clock_us, deadline
+        self.waiting: dict[str, str] = {}
+        """By instance: why it has not been restored yet."""
+
+    def look(self, gone: Collection[str], alive: Sequence[str], stale: Collection[str] = ()) -> None:
+        """Order what is to be ordered now. `gone`: dead sites; `alive`: those that can take keys; `stale`: instances
+        that live without the state of their keys."""
+        waiting: dict[str, str] = {}
+        for stage in self._control.stages.values():
+            for lost in self._missing(stage, gone, stale):
+                try:
+                    self._restore(stage, lost, [name for name in alive if self._sites is None or name in self._sites])
+                except (Refused, Retry, Stop) as error:  # one may have to wait for another; or the gateway is away
+                    waiting[lost] = str(error)
+        self.waiting = waiting
+
+    def _missing(self, stage: StageControl, gone: Collection[str], stale: Collection[str]) -> list[str]:
+        coordinator = stage.coordinator
+        away = [name for name, site in list(coordinator.sites.items()) if site in gone or name in stale]
+        away += [one.move.source for one in list(coordinator.migrations.values()) if _is_stuck(one, gone)]
+        dead = [name for name in away if coordinator.hangs_on(name)]
+        found = dict.fromkeys([*dead, *coordinator.interrupted()])
+        return [name for name in found if all(one.is_over for one in self._attempts(stage, name))]
+
+    def _attempts(self, stage: StageControl, lost: str) -> list[Migration]:
+        """The attempts to restore it since it was last restored."""
+        found: list[Migration] = []
+        for one in list(stage.coordinator.migrations.values()):
+            if one.move.protocol == "restore" and one.move.source == lost:
+                found = [] if one.phase == DONE else [*found, one]
+        return found
+
+    def _restore(self, stage: StageControl, lost: str, sites: Sequence[str]) -> None:
+        failed = self._attempts(stage, lost)
+        # A failure that lies ahead was told by a clock that has been put back since: nobody waits for that.
+        if failed and 0 <= self._clock_us() - failed[-1].story[-1].at_us < min(FIRST_US << len(failed), LONGEST_US):
+            raise Retry(f"{failed[-1].move.id} has failed: {failed[-1].reason}; it is tried again soon")
+        checkpoint = self._checkpoint(stage, failed)
+        self._control.check_restore(stage.name, checkpoint)
+        home = stage.coordinator.sites[lost]
+        tried = Counter(one.to_site for one in failed if one.move.id not in self._control.orchestrator.spoilt)
+        places = sorted(sites, key=lambda site: (site == home, tried[site], len(stage.instances.at(site))))
+        if not places:
+            raise Retry("no site lives that may take its keys")
+        source = "the newest versions" if checkpoint is None else f"checkpoint {checkpoint}"
+        why = [f"{lost} at {home} is gone: its keys are restored at {places[0]} from {source}"]
+        with stage.taking(places[0], lost) as there:
+            orders = stage.restorations([lost], there, checkpoint)
+            self._control.orchestrator.order(orders, self._deadline, why, Request(None, by="the policy"))
+
+    def _checkpoint(self, stage: StageControl, failed: Sequence[Migration]) -> int | None:
+        """The newest that has not turned out to be damaged; all over again if all have."""
+        spoilt = {one.checkpoint for one in failed if one.move.id in self._control.orchestrator.spoilt}
+        if None not in spoilt:
+            return None
+        left = [number for number in self._control.checkpoints(stage.name) if number not in spoilt]
+        return max(left, default=None)
+
+
+def _is_stuck(migration: Migration, gone: Collection[str]) -> bool:
+    """Whether an instance may have run at a dead site, to which `restart` was bringing it."""
+    return migration.move.protocol == "restart" and migration.phase == STARTING and migration.to_site in gone

@@ -1,0 +1,1 @@
+"""Calls between the processes of a deployment: methods of an object over HTTP, credentials, TLS."""
