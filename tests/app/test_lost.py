@@ -16,6 +16,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_savings import PARTS, RARELY, Hand, Sum
 from tests.app.waiting import until
+from whimbrel.checkpoints import savings as savings_role
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.router import NOBODY
@@ -28,7 +29,6 @@ from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJourn
 from whimbrel.orchestrator.policy import Policy
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.roles import gateway as gateway_role
-from whimbrel.roles import savings as savings_role
 from whimbrel.roles.gateway import GatewayRole
 from whimbrel.site.status import SiteStatus
 

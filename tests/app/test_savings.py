@@ -18,6 +18,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_orchestrator import raising
 from tests.app.waiting import until
+from whimbrel.checkpoints import savings as savings_role
 from whimbrel.checkpoints.place import Objects
 from whimbrel.checkpoints.savings import Savings
 from whimbrel.checkpoints.version import StoreStatus
@@ -33,7 +34,6 @@ from whimbrel.log.codec import encode_posts
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles import gateway as gateway_role
-from whimbrel.roles import savings as savings_role
 from whimbrel.roles.gateway import GatewayRole, StageFlow
 
 PARTS = 2
