@@ -247,10 +247,10 @@ class Harness:
     def shadow(self, key: str) -> str:
         """What the destination has of a key before it may speak."""
         instance = self.places["average-2"].instance
-        saved = instance.entries[key].saved
+        saved = instance.table.entries[key].saved
         assert saved is not None
         state = msgspec.msgpack.decode(saved.state)
-        return f"  state of {key}: {state}; records dropped because the parcel has them: {instance.duplicates}"
+        return f"  state of {key}: {state}; records dropped because the parcel has them: {instance.serving.duplicates}"
 
     def collect(self) -> list[str]:
         """The outlet's pass over all outboxes: what the gate did with each result."""

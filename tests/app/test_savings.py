@@ -77,7 +77,7 @@ class Hand:
             instance = Instance(self.name, Sum(), part=part, parts=PARTS)
             instance.load(self.blobs[part])
             out = instance.apply([one for one in records if one.bin == EVERY_BIN or part_of(one.bin, PARTS) == part])
-            said.append(Outgoing(out.results, out.notices, part, instance.state_bytes))
+            said.append(Outgoing(out.results, out.notices, part, instance.table.state_bytes))
             posts += out.posts
             if commits:
                 self.blobs[part] += instance.deltas()

@@ -26,11 +26,11 @@ REPLICA = move("c", routing="switch", order="replica", protocol="replicate", id=
 LEAVING = switching("l", id="leaving", order="demand", source="b", destination="a")
 
 KINDS = [Kind.PARCEL, Kind.SHIPPED, Kind.PASSED, Kind.REPLICA, Kind.REPLICATED, Kind.FETCH]
-SHAPE = shape_of(part().operator.State)
+SHAPE = shape_of(part().serving.operator.State)
 MESSAGES: list[Any] = [
     Parcel("live", bin_of("k"), {"k": luggage(9, "x")}, shape=SHAPE),
     Parcel("live", bin_of("k"), {"k": luggage(9, "x")}, 1, 2),
-    Parcel("push", bin_of("p"), {"p": luggage(9, "x")}, backlog={"p": [part().stored(data("p", 10, "y"))]}),
+    Parcel("push", bin_of("p"), {"p": luggage(9, "x")}, backlog={"p": [part().table.stored(data("p", 10, "y"))]}),
     Parcel("copy", bin_of("c"), {"c": luggage(9, "x")}, ticks=[Tick(1, "r", 2, 3)]),
     *(Shipped(id, 0, 1) for id in ("live", "push", "copy")),
     Passed("push", 0, 1, [Tick(1, "r", 2, 3)], ["c"]),

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.sql import SparkSession
 
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Record
+from whimbrel.core.serving import Served, Serving
 from whimbrel.lab.bench.overhead import BARE, MOVABLE, in_process, through_spark
 from whimbrel.spark.processor import GroupProcessor
 
@@ -62,14 +63,18 @@ def test_being_movable_costs_next_to_nothing_while_nothing_moves() -> None:
     assert 0.9 < ratio() < MOST
 
 
+class CuriousServing(Serving):
+    def serve(self, record: Record, out: Emissions, silent: bool = False) -> Served:
+        for place in self.table.waiting, self.table.replicas, self.table.stashed:
+            if record.key in place:
+                raise AssertionError
+        return super().serve(record, out, silent)
+
+
 class Curious(Instance):
     """A part that asks each record three questions more."""
 
-    def _serve(self, record: Record, out: Emissions, silent: bool = False) -> None:
-        for place in self.moves.arrivals, self.moves.departures, self.moves.standbys:
-            if record.key in place:
-                raise AssertionError
-        super()._serve(record, out, silent)
+    serving_type: ClassVar[type[Serving]] = CuriousServing
 
 
 class Forgetful(Instance):
@@ -77,7 +82,7 @@ class Forgetful(Instance):
 
     def apply(self, records: Sequence[Record]) -> Emissions:
         for record in records:
-            if record.kind and record.key in self.entries:
+            if record.kind and record.key in self.table.entries:
                 raise AssertionError
         return super().apply(records)
 

@@ -66,7 +66,7 @@ def part(name: str = "a", number: int = 0, parts: int = 1, tape: operator.Operat
 
 def reloaded(instance: Instance) -> Instance:
     """What a restart makes of an instance whose deltas were compacted."""
-    again = Instance(instance.name, instance.operator, str, part=instance.part, parts=instance.parts)
+    again = Instance(instance.name, instance.serving.operator, str, part=instance.part, parts=instance.parts)
     again.load(instance.snapshot())
     return again
 

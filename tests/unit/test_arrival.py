@@ -23,10 +23,10 @@ def destination(*records: Record) -> Instance:
 
 def seen(instance: Instance, key: str) -> list[str]:
     """What a key's state has seen."""
-    entry = instance.entries[key]
+    entry = instance.table.entries[key]
     if entry.state is None:
         assert entry.saved is not None
-        return list(instance._state.decode(entry.saved.state).seen)
+        return list(instance.table.decode(entry.saved).seen)
     return list(entry.state.seen)
 
 
@@ -36,10 +36,10 @@ def seen(instance: Instance, key: str) -> list[str]:
 def test_records_wait_until_their_state_is_here() -> None:
     instance = part("b")
     assert instance.apply([mark(BEGIN, LIVE, 10), data("k", 11, "y"), data("k", 12, "z")]) == Emissions()
-    assert [record.body for record in instance.waiting["k"]] == ["y", "z"]
+    assert [record.body for record in instance.table.waiting["k"]] == ["y", "z"]
     assert instance.apply([parcel(LIVE, {"k": luggage(10, "x")})]) == Emissions(), "all of it in silence"
     assert seen(instance, "k") == ["x", "y", "z"]
-    assert instance.waiting == {}
+    assert instance.table.waiting == {}
 
 
 def test_what_the_luggage_reaches_is_not_applied_again() -> None:
@@ -64,7 +64,7 @@ def test_a_parcel_that_nobody_could_read_is_missed_in_the_end() -> None:
     (rejected,) = out.notices
     assert isinstance(rejected, Rejected)
     assert (rejected.move, rejected.reason) == (LIVE.id, "b lacks parcels: it has 1 of 2")
-    assert "j" not in instance.entries, "it does not start from nothing"
+    assert "j" not in instance.table.entries, "it does not start from nothing"
     assert notices(reloaded(instance).apply([parcel(LIVE, {"j": luggage(10, "x")})])) == [], "it is called off"
 
 
@@ -95,10 +95,10 @@ def test_pieces_are_joined() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), data("k", 11, "y"), *pieces[:2])
     instance = reloaded(instance)
     instance.apply(pieces[1:4])
-    assert "k" not in instance.entries
+    assert "k" not in instance.table.entries
     instance.apply(pieces[4:])
     assert seen(instance, "k") == ["x" * 30, "y"]
-    assert instance.entries["k"].timers == [50]
+    assert instance.table.entries["k"].timers == [50]
 
 
 # ── Ready ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,7 +277,7 @@ def test_an_abort_leaves_nothing_behind() -> None:
     )
     assert instance.apply([mark(ABORT, LIVE, 12)]).notices == [Aborted("m1", "b", 0, 1)]
     for left in (instance, reloaded(instance)):
-        assert (list(left.entries), left.waiting, left.moves.arrivals) == (["other"], {}, {})
+        assert (list(left.table.entries), left.table.waiting, left.moves.arrivals) == (["other"], {}, {})
         assert told(left.apply([data("other", 13, "y"), tick(14, at=60)])) == [("other", "x y")]
 
 
@@ -289,7 +289,7 @@ def test_the_copy_is_kept_until_every_router_is_out() -> None:
     assert instance.apply([mark(ABORT, both, 11, "s"), data("k", 11, "y")]) == Emissions()
     assert seen(instance, "k") == ["x", "y"]
     assert notices(instance.apply([mark(ABORT, both, 12, "r")])) == ["Aborted"]
-    assert instance.entries == {}
+    assert instance.table.entries == {}
 
 
 def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_more() -> None:
@@ -297,7 +297,7 @@ def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_mor
     instance = destination(mark(BEGIN, LIVE, 10), mark(ABORT, LIVE, 11))
     for late in (instance, reloaded(instance)):
         assert late.apply([parcel(LIVE, {"k": luggage(10, "x")}), shipped(LIVE)]) == Emissions()
-        assert (late.entries, late.moves.arrivals) == ({}, {})
+        assert (late.table.entries, late.moves.arrivals) == ({}, {})
         late.apply([forget(LIVE)])
         assert (late.moves.aborted, reloaded(late).moves.aborted) == (set(), set())
 
@@ -305,12 +305,12 @@ def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_mor
 def test_pieces_of_an_aborted_move_do_not_stay() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}, 0, 2), mark(ABORT, LIVE, 11))
     instance.apply([parcel(LIVE, {"k": luggage(10, "x")}, 1, 2)])
-    assert (instance.entries, instance.moves.arrivals) == ({}, {})
+    assert (instance.table.entries, instance.moves.arrivals) == ({}, {})
 
 
 def test_parcels_before_an_abort_without_begin_are_dropped_with_it() -> None:
     instance = destination(parcel(LIVE, {"k": luggage(10, "x")}), mark(ABORT, LIVE, 11))
-    assert (instance.entries, instance.moves.arrivals) == ({}, {})
+    assert (instance.table.entries, instance.moves.arrivals) == ({}, {})
 
 
 def test_the_same_keys_may_come_again_by_another_move() -> None:
@@ -349,7 +349,7 @@ def test_a_restart_after_every_single_record_changes_nothing(moved: Move) -> Non
     for record in records:
         assert steady.apply([record]) == restarted.apply([record])
         restarted = reloaded(restarted)
-    assert {key: seen(steady, key) for key in steady.entries} == {
-        key: seen(restarted, key) for key in restarted.entries
+    assert {key: seen(steady, key) for key in steady.table.entries} == {
+        key: seen(restarted, key) for key in restarted.table.entries
     }
     assert seen(steady, "k")[-2:] == ["z", "@90"]

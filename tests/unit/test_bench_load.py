@@ -66,7 +66,7 @@ def applied(operator: KeyCount, count: int) -> tuple[list[dict[str, Any]], Any]:
     instance = Instance("i", operator)
     records = [Record(n, 0, 0, "k", n, 0, "s", n, n, None) for n in range(count)]
     results = [result.values for result in instance.apply(records).results]
-    return results, instance.entries["k"].state
+    return results, instance.table.entries["k"].state
 
 
 def test_key_count_carries_its_ballast_and_shows_it() -> None:

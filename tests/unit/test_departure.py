@@ -187,16 +187,16 @@ def test_after_cutover_from_every_router_the_keys_are_forgotten_and_it_says_so()
     instance = source()
     instance.apply([mark(BEGIN, both, 12, "r"), mark(BEGIN, both, 12, "s")])
     assert instance.apply([mark(CUTOVER, both, 13, "r")]) == Emissions()
-    assert sorted(instance.entries) == ["j", "k"]
+    assert sorted(instance.table.entries) == ["j", "k"]
     out = instance.apply([mark(CUTOVER, both, 13, "s")])
     closed, left = out.notices
     assert closed == Closed("m1", "a", 0, 1, both.selection, 1)
     assert isinstance(left, Left)
     assert (left.move, left.instance, left.part, left.parts, left.keys) == ("m1", "a", 0, 1, 2)
     assert left.sent_bytes > left.state_bytes > 0
-    assert instance.entries == {}
+    assert instance.table.entries == {}
     assert instance.moves.departures == {}
-    assert reloaded(instance).entries == {}
+    assert reloaded(instance).table.entries == {}
 
 
 def test_every_part_closes_even_one_without_keys() -> None:
@@ -260,5 +260,5 @@ def test_several_moves_leave_one_source_side_by_side() -> None:
         (to, kind) for to in "bc" for kind in (Kind.PARCEL, Kind.SHIPPED)
     }
     instance.apply([mark(CUTOVER, first, 14)])
-    assert list(instance.entries) == ["j"]
+    assert list(instance.table.entries) == ["j"]
     assert notices(instance.apply([mark(ABORT, second, 15)])) == ["Aborted"]

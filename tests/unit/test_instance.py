@@ -10,9 +10,10 @@ import pytest
 from tests.unit.records import Tape, data, mark, move, notices, part, reloaded, tick, told
 from whimbrel.core import operator, wire
 from whimbrel.core.delta import Delta
-from whimbrel.core.instance import LARGE, Instance
+from whimbrel.core.instance import Instance
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import Emissions, Kind, Parked, Record
+from whimbrel.core.table import LARGE
 
 
 def apply(instance: Instance, *records: Record) -> Emissions:
@@ -86,7 +87,7 @@ def test_a_record_that_comes_again_is_dropped_and_counted(again: int) -> None:
     instance = part()
     apply(instance, data("k", 1, "x"), data("k", 2, "y"))
     assert told(apply(instance, data("k", again, "again", offset=99), data("k", 3, "z"))) == [("k", "x y z")]
-    assert instance.duplicates == 1
+    assert instance.serving.duplicates == 1
 
 
 def test_a_duplicate_is_known_after_a_restart_too() -> None:
@@ -94,7 +95,7 @@ def test_a_duplicate_is_known_after_a_restart_too() -> None:
     apply(instance, data("k", 5, "x"))
     again = reloaded(instance)
     assert told(apply(again, data("k", 5, "x"))) == []
-    assert again.duplicates == 1
+    assert again.serving.duplicates == 1
 
 
 def test_rows_made_of_one_record_share_its_offset_and_are_no_duplicates() -> None:
@@ -109,7 +110,7 @@ def test_rows_of_one_record_that_come_again_are_all_dropped() -> None:
     rows = [data("k", 1, "x", offset=10), data("k", 1, "y", offset=10)]
     apply(instance, *rows)
     assert told(apply(instance, *[row._replace(offset=12) for row in rows])) == []
-    assert instance.duplicates == 2
+    assert instance.serving.duplicates == 2
 
 
 # ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -331,7 +332,7 @@ def test_records_waiting_for_their_state_survive_a_restart() -> None:
     apply(instance, mark(Kind.BEGIN, move("k"), 1), data("k", 2, "x", at=7), data("k", 3, "y"))
     again = part("b")
     again.load(instance.deltas())
-    assert again.waiting == instance.waiting
+    assert again.table.waiting == instance.table.waiting
     assert whole(again) == whole(instance)
 
 
@@ -339,7 +340,7 @@ def test_parts_know_nothing_of_each_other() -> None:
     one, two = part(number=0, parts=2), part(number=1, parts=2)
     apply(one, data("sensor-1", 1, "x"))
     apply(two, data("k0", 2, "y"))
-    assert (list(one.entries), list(two.entries)) == (["sensor-1"], ["k0"])
+    assert (list(one.table.entries), list(two.table.entries)) == (["sensor-1"], ["k0"])
 
 
 def test_large_changes_are_stored_as_many_small_blobs() -> None:
@@ -352,17 +353,17 @@ def test_large_changes_are_stored_as_many_small_blobs() -> None:
     again.load(blobs)
     compacted.load(instance.snapshot(limit=64))
     for other in (again, compacted):
-        assert {key: entry.saved for key, entry in other.entries.items()} == {
-            key: entry.saved for key, entry in instance.entries.items()
+        assert {key: entry.saved for key, entry in other.table.entries.items()} == {
+            key: entry.saved for key, entry in instance.table.entries.items()
         }
-        assert other.state_bytes == instance.state_bytes
+        assert other.table.state_bytes == instance.table.state_bytes
     assert told(again.apply([data("large", 4, "z")])) == [("large", f"{'y' * 500} z")]
 
 
 def test_a_large_state_is_not_kept_decoded() -> None:
     instance = part()
     instance.apply([data("large", 1, "y" * LARGE), data("small", 2, "x")])
-    assert instance.entries["large"].state is None
-    assert instance.entries["small"].state is not None
-    assert instance.state_bytes > LARGE
+    assert instance.table.entries["large"].state is None
+    assert instance.table.entries["small"].state is not None
+    assert instance.table.state_bytes > LARGE
     assert told(instance.apply([data("large", 3, "z")])) == [("large", f"{'y' * LARGE} z")]

@@ -53,7 +53,7 @@ def test_numbers_of_numpy_are_plain_numbers(number: Any) -> None:
     assert not out.notices
     again = Instance("i", Keep())
     again.load(instance.deltas())
-    assert again._decode(again.entries["loud"].saved).kept == (number.item(),)  # type: ignore[arg-type]
+    assert again.table.decode(again.table.entries["loud"].saved).kept == (number.item(),)  # type: ignore[arg-type]
 
 
 def test_a_state_that_is_not_what_its_class_says_is_taken_as_it_is() -> None:

@@ -74,14 +74,14 @@ def test_a_parcel_that_does_not_fit_is_refused_as_a_whole(spoil: Any, why: str) 
     (reason,) = reasons(out)
     assert reason.startswith("b refuses a PARCEL: ")
     assert re.search(why, reason)
-    assert {*instance.entries} == {"other"}
+    assert {*instance.table.entries} == {"other"}
     instance = reloaded(instance)
     out = instance.apply([mark(BEGIN, LIVE, 11, "r"), data("k", 12, "z"), data("other", 13, "p")])
     assert told(out) == [("other", "o p")], "others go on, and the move's keys speak at their source"
     out = instance.apply([mark(ABORT, LIVE, 20)])
     assert notices(out) == ["Aborted"]
-    assert {*instance.entries} == {"other"}
-    assert not instance.waiting
+    assert {*instance.table.entries} == {"other"}
+    assert not instance.table.waiting
 
 
 def test_what_cannot_be_read_before_its_move_has_begun_is_held_against_the_next_one() -> None:
@@ -133,7 +133,7 @@ def test_the_last_piece_of_a_large_state_decides() -> None:
     assert not reasons(instance.apply([mark(BEGIN, LIVE, 10), pieces[0]]))
     assert reasons(instance.apply([pieces[1], shipped(LIVE)]))
     instance.apply([mark(ABORT, LIVE, 20)])
-    assert not instance.gathered
+    assert not instance.table.gathered
 
 
 # ── No way back: it waits for somebody who can take it ───────────────────────────────────────────────────────────────
@@ -158,7 +158,7 @@ def test_after_a_switch_keys_wait_until_their_states_can_be_taken() -> None:
     out = again.apply([started(), data("k", 13, "!", epoch=1)])
     assert [text for _, text in told(out)] == ["x y", "x y z", "x y z !"], "the right version goes on where it stopped"
     assert notices(out) == ["Ready"]
-    assert not again.gathered
+    assert not again.table.gathered
 
 
 def test_whoever_cannot_take_it_either_keeps_it_and_says_so_again() -> None:
@@ -187,7 +187,7 @@ def test_a_damaged_parcel_after_a_switch_lets_no_key_begin_from_nothing() -> Non
     instance.apply([switch(PUSH), mark(BEGIN, PUSH, 10), data("k", 11, "y", epoch=1)])
     out = instance.apply([damaged(parcel(PUSH, {"k": luggage(9, "x")})), passed(PUSH), shipped(PUSH)])
     assert (notices(out), told(out)) == (["Rejected"], [])
-    assert "k" in instance.waiting
+    assert "k" in instance.table.waiting
 
 
 def test_who_asks_in_words_that_nobody_understands_gets_everything() -> None:

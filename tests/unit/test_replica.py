@@ -62,9 +62,9 @@ def test_a_budget_makes_the_copy_take_several_batches_and_a_restart_changes_noth
         assert len([post for post in out.posts if post.kind == Kind.REPLICA]) <= 1, "a piece a batch"
         said += notices(carried(out, standby))
     assert said == ["Warm"]
-    assert sorted(standby.replicas) == ["j", "k"]
-    assert not instance.stashed
-    assert not standby.gathered
+    assert sorted(standby.table.replicas) == ["j", "k"]
+    assert not instance.table.stashed
+    assert not standby.table.gathered
 
 
 def test_copies_are_not_served() -> None:
@@ -72,8 +72,8 @@ def test_copies_are_not_served() -> None:
     standby = part("b")
     standby.apply([announced(Kind.REPLICATE)])
     assert notices(carried(out, standby)) == ["Warm"]
-    assert (sorted(standby.replicas), standby.entries) == (["j", "k"], {})
-    assert reloaded(standby).replicas == standby.replicas
+    assert (sorted(standby.table.replicas), standby.table.entries) == (["j", "k"], {})
+    assert reloaded(standby).table.replicas == standby.table.replicas
 
 
 def test_a_standby_that_ceases_forgets_everything() -> None:
@@ -85,7 +85,7 @@ def test_a_standby_that_ceases_forgets_everything() -> None:
         assert notices(side.apply([announced(Kind.CEASE)])) == ["Aborted"]
         assert not side.moves.replications
         assert not side.moves.standbys
-        assert not side.replicas
+        assert not side.table.replicas
     late = instance.apply([data("k", 3, "z")])
     assert copies(late) == []
     assert notices(part("b").apply([announced(Kind.CEASE)])) == ["Aborted"], "even if nobody had told it before"
@@ -103,11 +103,11 @@ def test_at_the_takeover_only_what_is_not_fresh_travels_and_the_rest_opens_at_on
     assert told(out) == [("j", "y w"), ("k", "x z v")], "what came with SWITCH is still served"
     parcels = [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
     assert sorted(key for parcel in parcels for key in parcel.keys) == ["j", "k"], "both have changed"
-    assert instance.entries == {}
+    assert instance.table.entries == {}
     standby.apply([switch(copy), mark(BEGIN, copy, 6), data("k", 7, "new", epoch=1)])
     assert told(carried(out, standby)) == [("k", "x z v new")]
     assert notices(standby.apply([mark(CUTOVER, copy, 8)])) == ["Opened"]
-    assert not standby.replicas
+    assert not standby.table.replicas
 
 
 def test_a_fresh_copy_opens_when_the_source_has_passed() -> None:
@@ -121,7 +121,7 @@ def test_a_fresh_copy_opens_when_the_source_has_passed() -> None:
     standby.apply([switch(COPY), mark(BEGIN, COPY, 3)])
     assert told(standby.apply([data("j", 4, "early", epoch=1)])) == []
     assert told(carried(out, standby)) == [("j", "y early")]
-    assert sorted(standby.entries) == ["j", "k"]
+    assert sorted(standby.table.entries) == ["j", "k"]
 
 
 def test_the_backlog_of_a_key_whose_copy_is_fresh_finds_it() -> None:

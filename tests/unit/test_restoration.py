@@ -79,7 +79,7 @@ def test_ticks_are_replayed_for_the_keys_of_the_move_alone() -> None:
     b.apply(posts(m, {"k": luggage(2, "v", timers=[40])}, {"k": 4}))
     assert told(b.apply([tick(9, 45)])) == [], "the time of a restored key stands still"
     assert told(b.apply([tick(3, 30, held_for=m), tick(4, 41, held_for=m)])) == [], "delivered"
-    assert b.entries["k"].timers == []
+    assert b.table.entries["k"].timers == []
     out = b.apply([replayed("k", 5, "timer 60", m), tick(6, 70, held_for=m)])
     assert told(out) == [("k", "v @40 timer 60"), ("k", "v @40 timer 60 @60")]
     assert told(b.apply([mark(Kind.CUTOVER, m, 10), tick(11, 71)])) == [("own", "timer 50 @50")]
@@ -101,13 +101,13 @@ def test_an_order_to_load_that_is_repeated_begins_anew_or_comes_too_late() -> No
     second = posts(m, {"k": luggage(3, "old", "new")}, {"k": 2})
     b.apply(first[:2])
     assert notices(b.apply(second)) == ["Ready"]
-    assert set(b.entries) == {"k"}
+    assert set(b.table.entries) == {"k"}
     assert notices(b.apply(first)) == ["Ready"], "said again, for whoever has not heard"
-    assert (set(b.entries), b.entries["k"].seq) == ({"k"}, 3)
+    assert (set(b.table.entries), b.table.entries["k"].seq) == ({"k"}, 3)
     b.apply([mark(Kind.CUTOVER, m, 5)])
     b.apply([replayed("k", 6, "x", m)])
     assert notices(b.apply(first)) == []
-    assert b.entries["k"].seq == 6
+    assert b.table.entries["k"].seq == 6
 
 
 def test_one_that_is_called_off_leaves_nothing() -> None:
@@ -115,9 +115,9 @@ def test_one_that_is_called_off_leaves_nothing() -> None:
     b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
     off = delivered(Post("b", Kind.ABORT, -1, wire.pack(m)))
     assert notices(b.apply([off])) == ["Aborted"]
-    assert (b.entries, b.moves.arrivals) == ({}, {})
+    assert (b.table.entries, b.moves.arrivals) == ({}, {})
     b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
-    assert b.entries == {}
+    assert b.table.entries == {}
 
 
 # ── Who must discard ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,9 +131,9 @@ def test_the_lost_one_comes_back_drops_the_keys_and_is_an_instance_without_them(
     a, m = part(), restoring("k", routers="rq")
     a.apply([data("k", 1, "x"), data("own", 2, "y")])
     assert notices(a.apply([discard(m, 3)])) == []
-    assert set(a.entries) == {"own"}
+    assert set(a.table.entries) == {"own"}
     late = a.apply([data("k", 4, "z", src="q"), data("own", 5, "w")])
-    assert (told(late), set(a.entries)) == ([("own", "y w")], {"own"}), "a router that does not know yet"
+    assert (told(late), set(a.table.entries)) == ([("own", "y w")], {"own"}), "a router that does not know yet"
     assert notices(reloaded(a).apply([discard(m, 6, "q")])) == ["Evicted"]
     assert notices(a.apply([discard(m, 6, "q")])) == ["Evicted"]
     assert a.apply([data("k", 7, "new", epoch=3)]).results, "it may have them again one day"
@@ -144,10 +144,10 @@ def test_the_other_end_of_a_move_that_is_ended_forgets_its_part_in_it() -> None:
     ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
     b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x"), parcel(m, {"l": luggage(1, "l")})])
     assert notices(b.apply([discard(ended, 3)])) == ["Evicted"]
-    assert (b.entries, b.waiting, b.moves.arrivals) == ({"l": b.entries["l"]}, {}, {})
+    assert (b.table.entries, b.table.waiting, b.moves.arrivals) == ({"l": b.table.entries["l"]}, {}, {})
     for said in (parcel(m, {"k": luggage(1, "v")}), shipped(m), mark(Kind.CUTOVER, m, 4), switch(switching("k"))):
         b.apply([said])
-    assert ("k" in b.entries, b.moves.arrivals) == (False, {}), "what a zombie still says of it does not count"
+    assert ("k" in b.table.entries, b.moves.arrivals) == (False, {}), "what a zombie still says of it does not count"
 
 
 def test_a_standby_of_a_lost_instance_forgets_its_copies() -> None:
@@ -156,9 +156,9 @@ def test_a_standby_of_a_lost_instance_forgets_its_copies() -> None:
     copy = Parcel("m1", bin_of("k"), {"k": luggage(1, "v")})
     b.apply([delivered(Post("b", Kind.REPLICATE, -1, wire.pack(m)))])
     b.apply([delivered(Post("b", Kind.REPLICA, copy.bin, wire.pack(copy)))])
-    assert b.replicas
+    assert b.table.replicas
     b.apply([discard(ended, 3)])
-    assert (b.replicas, b.moves.standbys) == ({}, {})
+    assert (b.table.replicas, b.moves.standbys) == ({}, {})
 
 
 def test_a_destination_that_took_part_in_what_is_ended_keeps_what_was_loaded() -> None:
@@ -168,7 +168,7 @@ def test_a_destination_that_took_part_in_what_is_ended_keeps_what_was_loaded() -
     b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x")])
     b.apply(posts(r, {"k": luggage(2, "v")}, {"k": 2}))
     out = b.apply([data("k", 3, "old"), mark(Kind.CUTOVER, m, 4), discard(r, 5)])
-    assert (notices(out), told(out), b.entries["k"].seq) == (["Evicted"], [], 2)
+    assert (notices(out), told(out), b.table.entries["k"].seq) == (["Evicted"], [], 2)
     assert told(b.apply([replayed("k", 3, "new", r)])) == [("k", "v new")]
 
 
@@ -177,7 +177,7 @@ def test_a_late_discard_spares_what_a_later_restoration_brought() -> None:
     second = restoring("k", epoch=3)
     b.apply([wire_restore(second), *posts(second, {"k": luggage(2, "v")}, {"k": 2})])
     b.apply([discard(first, 5)])
-    assert b.entries["k"].seq == 2
+    assert b.table.entries["k"].seq == 2
 
 
 def wire_restore(m: Move) -> Record:

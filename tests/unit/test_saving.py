@@ -131,7 +131,7 @@ def test_a_large_key_is_saved_in_pieces_as_it_was(again: bool) -> None:
         batches += 1
     assert batches > 3
     assert (store.seen(), store.versions[0].seq) == ({"k": ["x" * 100]}, 1)
-    assert not a.stashed
+    assert not a.table.stashed
     store = Store()
     store.take(a.apply([save(50, chunk=1 << 20)]))
     assert store.seen()["k"][1:] == ["y"] * (batches - 1)
@@ -270,7 +270,7 @@ def test_a_large_key_that_begins_again_begins_from_nothing() -> None:
     *before, last = [assembly.take(post.kind, post.body) for post in posts]
     assert before == [nothing] * (len(posts) - 1)
     assert not isinstance(last, Saved)
-    assert [version.unpacked() for version in last.unpacked()] == [a.entries["k"].saved]
+    assert [version.unpacked() for version in last.unpacked()] == [a.table.entries["k"].saved]
 
 
 def test_a_large_key_whose_first_piece_never_came_makes_no_version() -> None:

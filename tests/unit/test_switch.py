@@ -130,6 +130,6 @@ def test_a_switch_amid_a_stream_changes_no_result_and_a_restart_after_every_batc
         epochs = [epoch for _, epoch in results]
         assert epochs == sorted(epochs)
         assert (1 in epochs) == (key in moved.selection)
-    assert sorted(key for one in line.parts["b"] for key in one.entries) == KEYS
-    assert [one.waiting for many in line.parts.values() for one in many] == [{}] * sum(parts)
+    assert sorted(key for one in line.parts["b"] for key in one.table.entries) == KEYS
+    assert [one.table.waiting for many in line.parts.values() for one in many] == [{}] * sum(parts)
     assert travel(moved, parts, restarts=True).said == line.said

@@ -42,7 +42,7 @@ def destination(*records: Record) -> Instance:
 
 def sent_on(record: Record) -> Buffered:
     """A record as it travels behind its key."""
-    return part().stored(record._replace(epoch=1))
+    return part().table.stored(record._replace(epoch=1))
 
 
 def asked(out: Emissions) -> tuple[list[int], list[int]] | None:

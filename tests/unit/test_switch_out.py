@@ -104,7 +104,7 @@ def test_what_comes_before_begin_is_sent_on_with_its_key_and_the_ticks_among_it(
     assert backlog(out) == [("k", ["y", "z"]), ("j", ["late"])], "j has left: what came for it goes after it"
     assert [parcel.ticks for parcel in parcels(out)] == [[Tick(12, "r", 5, 1012)]] * 2
     assert {record.epoch for parcel in parcels(out) for held in parcel.backlog.values() for record in held} == {1}
-    assert instance.waiting == {}
+    assert instance.table.waiting == {}
     out = instance.apply([mark(BEGIN, moved, 15)])
     assert kinds(out) == [Kind.PASSED, Kind.SHIPPED]
     assert wire.unpack(out.posts[0].body, Passed) == Passed("m1", 0, 1, [Tick(12, "r", 5, 1012)])
@@ -128,7 +128,7 @@ def test_a_shipped_key_is_forgotten_in_the_delta_of_the_batch_that_ships_it(budg
     assert shipped == (["k"] if budget == 1 else ["k", "j"])
     delta = wire.unpack(instance.deltas()[0], Delta)
     assert {key for key, saved in delta.entries.items() if saved is None} == set(shipped)
-    assert set(reloaded(instance).entries) == {"k", "j"} - set(shipped)
+    assert set(reloaded(instance).table.entries) == {"k", "j"} - set(shipped)
 
 
 def test_only_the_selected_keys_are_touched() -> None:
@@ -246,9 +246,9 @@ def test_what_waited_for_a_key_in_pieces_goes_with_the_last_piece() -> None:
     pieces = parcels(instance.apply([data("k", 11, "y")]))
     for _ in range(3):  # a piece a batch, even if the source is rebuilt between them
         instance = reloaded(instance)
-        assert "k" in instance.entries, "it is here until the last piece has left"
+        assert "k" in instance.table.entries, "it is here until the last piece has left"
         pieces += parcels(instance.apply([delivered(instance.post("a", Kind.NUDGE))]))
-    assert "k" not in instance.entries
+    assert "k" not in instance.table.entries
     assert [(parcel.piece, parcel.pieces) for parcel in pieces] == [(n, 4) for n in range(4)]
     assert [list(parcel.backlog) for parcel in pieces] == [[], [], [], ["k"]]
     whole = b"".join(parcel.keys["k"].state for parcel in pieces)
@@ -388,7 +388,7 @@ def test_after_cutover_from_every_router_the_source_has_left() -> None:
     (left,) = instance.apply([mark(CUTOVER, both, 11, "s")]).notices
     state = sum(len(load.state) for load in packed(sent).values())
     assert left == Left("m1", "a", 0, 1, 2, state, sum(len(post.body) for post in sent.posts))
-    assert (instance.entries, instance.moves.departures) == ({}, {})
+    assert (instance.table.entries, instance.moves.departures) == ({}, {})
 
 
 def test_a_switch_that_comes_twice_changes_nothing() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.records import luggage, move, part
 from whimbrel.core import delta, gate, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
+from whimbrel.core.moves import Moves
 from whimbrel.core.protocols.machine import Heard, Line, Migration
 from whimbrel.core.record import (
     Closed,
@@ -48,7 +49,8 @@ MESSAGES: list[Any] = [
     Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [Line("ordered", "Ordered", 3)]),
     router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), {"m1"}),
     gate.Snapshot(([0, 1], {"k": 2}), [Result("k", 2, 0, 0, 0, 0, {})], 4),
-    delta.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, delta.Moves()),
+    delta.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, b"moves"),
+    Moves(),
 ]  # fmt: skip
 
 

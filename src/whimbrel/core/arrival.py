@@ -52,16 +52,16 @@ class Receiver(msgspec.Struct):
         is_cut = parcel.pieces != 1
         loads = self._gathered(instance, parcel) if is_cut else parcel.keys
         for key, luggage in loads.items():
-            instance.check(key, luggage, parcel.shape, self.strict)
+            instance.table.check(key, luggage, parcel.shape, self.strict)
         if is_cut:
             for key in loads:
-                instance.scatter(parcel.move, key)
+                instance.table.scatter(parcel.move, key)
         return loads
 
     def _gathered(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
         loads = {}
         for key, luggage in parcel.keys.items():
-            pieces = instance.gather(parcel.move, key, parcel.piece, luggage.state)
+            pieces = instance.table.gather(parcel.move, key, parcel.piece, luggage.state)
             if len(pieces) >= parcel.pieces:
                 loads[key] = msgspec.structs.replace(luggage, state=b"".join(pieces))
         return loads
@@ -104,14 +104,14 @@ class Arrival(Receiver, tag=True):
 
     def buffers(self, key: str, instance: Instance) -> bool:
         """Whether the key's state may still be under way."""
-        return not self.ready and key not in instance.entries
+        return not self.ready and key not in instance.table.entries
 
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
         """A data record of a coming key."""
         if self.buffers(record.key, instance):
-            instance.buffer(record)
+            instance.table.buffer(record)
         else:
-            instance._serve(record, out, self.is_silent(record.src))
+            instance.serving.serve(record, out, self.is_silent(record.src))
 
     def note_tick(self, record: Record) -> None:
         """A tick has come while some keys' states are under way."""
@@ -121,13 +121,13 @@ class Arrival(Receiver, tag=True):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
         for key, luggage in self.joined(instance, parcel).items():
-            if key not in instance.entries:
-                instance.install(key, luggage)
+            if key not in instance.table.entries:
+                instance.table.install(key, luggage)
                 self._catch_up(instance, key, out)
         self.taken += 1
 
     def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
-        catch_up(instance, key, instance.unbuffer(key), self.ticks, out, self.is_silent)
+        catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
 
     def ask(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: nothing to ask for, everything comes by itself."""
@@ -154,10 +154,10 @@ class Arrival(Receiver, tag=True):
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == self.move.routers:
-                instance.drop(instance.keys_in(self.move))
-                instance.scatter(self.move.id)
-                for key in sorted(key for key in instance.waiting if self.takes(key)):
-                    instance.unbuffer(key)
+                instance.table.drop(instance.keys_in(self.move))
+                instance.table.scatter(self.move.id)
+                for key in sorted(key for key in instance.table.waiting if self.takes(key)):
+                    instance.table.unbuffer(key)
                 del instance.moves.arrivals[self.move.id]
                 instance.moves.aborted.add(self.move.id)
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
@@ -171,7 +171,7 @@ class Arrival(Receiver, tag=True):
         lacking = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
         if self.taken < self.sent and instance.turn_down({self.move.id: self}, lacking, out):
             return  # what could not be read did not say that it was ours
-        for key in sorted(key for key in instance.waiting if self.takes(key)):
+        for key in sorted(key for key in instance.table.waiting if self.takes(key)):
             self._catch_up(instance, key, out)
         self.ready = True
         self.ticks = []
@@ -187,7 +187,7 @@ def catch_up(
     is_silent: Callable[[str], bool],
 ) -> None:
     """Apply what waited for a key, ticks included, in the order of its stream."""
-    entry = instance.entries.get(key)
+    entry = instance.table.entries.get(key)
     if entry is None and not records:
         return
     src = entry.src if entry else records[0].src
@@ -198,8 +198,8 @@ def catch_up(
     ]
     for record in sorted([*records, *beside], key=attrgetter("seq")) if beside else records:
         if record.kind == Kind.DATA:
-            instance._serve(record, out, is_silent(record.src))
+            instance.serving.serve(record, out, is_silent(record.src))
         else:
-            entry = instance.entries.get(key)
+            entry = instance.table.entries.get(key)
             if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
                 instance.expire(entry, key, record, out, is_silent(record.src))

@@ -11,48 +11,12 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.arrival import Arrival
-from whimbrel.core.departure import Departure
 from whimbrel.core.record import Buffered, Luggage
-from whimbrel.core.replica import Replication, Standby
-from whimbrel.core.restoration import Eviction, Restoration
-from whimbrel.core.saving import Saving
-from whimbrel.core.switch import SwitchIn, SwitchOut
 
 LARGE_DELTA = 8 << 20
 """About the largest blob that is given to a state store."""
 HOLDING = ("entries", "replicas", "stashed")
 """The fields of a delta that hold luggage."""
-
-
-class Moves(msgspec.Struct):
-    """What an instance knows of the moves it takes part in."""
-
-    departures: dict[str, Departure | SwitchOut] = {}
-    arrivals: dict[str, Arrival | SwitchIn | Restoration] = {}
-    replications: dict[str, Replication] = {}
-    standbys: dict[str, Standby] = {}
-    aborted: set[str] = set()
-    """Moves that are off, of which a parcel may still be under way."""
-    epochs: tuple[list[int], dict[str, int]] | None = None
-    saving: Saving | None = None
-    evictions: dict[str, Eviction] = {}
-    evicted: set[str] = set()
-    """Restorations of which every router has told us."""
-    ended: set[str] = set()
-    """Moves that a restoration has ended: a zombie may speak of them at any time."""
-    unread: str = ""
-    """Something has come that cannot be read, maybe of a move that has not begun here: why it cannot."""
-
-    @property
-    def are_open(self) -> bool:
-        """Whether any batch may change some of it. A saving's book does not count: its delta says what a batch did."""
-        return bool(self.departures or self.arrivals or self.replications)
-
-    @property
-    def are_diverting(self) -> bool:
-        """Whether a data record may be for somebody else than its key's state."""
-        return bool(self.arrivals or self.evictions or any(role.closed for role in self.departures.values()))
 
 
 class Gathered(msgspec.Struct, array_like=True):
@@ -77,7 +41,8 @@ class Delta(msgspec.Struct):
     waiting: dict[str, list[Buffered] | None] = {}
     replicas: dict[str, Luggage | None] = {}
     positions: dict[str, int] = {}
-    moves: Moves | None = None
+    moves: bytes = b""
+    """Of the moves, all there is (moves.py); empty: nothing has changed."""
     stashed: dict[str, Luggage | None] = {}
     gathered: dict[str, Gathered] = {}
     chunk: Chunk | None = None

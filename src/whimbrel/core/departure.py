@@ -73,12 +73,12 @@ class Sender(msgspec.Struct):
             behind.setdefault(bin_of(key), {})[key] = records
         for bin in {**by_bin, **behind}:
             states, waited = by_bin.get(bin, {}), behind.get(bin, {})
-            parcel = Parcel(self.move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.shape)
+            parcel = Parcel(self.move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.table.shape)
             self.send(instance, kind, parcel, out, bin)
 
     def luggage(self, instance: Instance, key: str, reach: Mapping[str, int]) -> Luggage:
         """A key's state, with the place up to which it reaches in its router's stream; `reach`: by router, how far."""
-        saved = instance.entries[key].saved
+        saved = instance.table.entries[key].saved
         assert saved is not None, "every key is sealed before it is shipped"
         return msgspec.structs.replace(saved, seq=max(saved.seq, reach.get(saved.src, -1)))
 
@@ -115,7 +115,7 @@ class Sender(msgspec.Struct):
                 pieces,
                 backlog=behind,
                 ticks=list(ticks),
-                shape=instance.shape,
+                shape=instance.table.shape,
             )
             self.send(instance, kind, parcel, out, parcel.bin)
             room -= len(load[key].state) + OVERHEAD
@@ -132,15 +132,15 @@ class Sender(msgspec.Struct):
     def carry_stashed(self, instance: Instance, room: int, out: Emissions, kind: Kind = Kind.PARCEL) -> int:
         """Carry a key that is being served meanwhile: what leaves is its state as it was when it was stashed away."""
         place = self.place
-        room = self.carry(instance, instance.stashed[place], room, out, kind)
+        room = self.carry(instance, instance.table.stashed[place], room, out, kind)
         if not self.carried:
-            instance.stash(place, None)
+            instance.table.stash(place, None)
         return room
 
     def put_down(self, instance: Instance) -> None:
         """Carry nothing any more."""
-        if self.place in instance.stashed:
-            instance.stash(self.place, None)
+        if self.place in instance.table.stashed:
+            instance.table.stash(self.place, None)
         self.carried, self.piece = "", 0
 
     def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
@@ -188,7 +188,7 @@ class Departure(Sender, kw_only=True, tag=True):
             self.cut.add(record.src)
             if self.cut == routers:
                 keys = instance.keys_in(self.move)
-                instance.drop(keys)
+                instance.table.drop(keys)
                 del instance.moves.departures[self.move.id]
                 part = (self.move.id, instance.name, instance.part, instance.parts)
                 weight = (len(keys), self.state_bytes, self.sent_bytes)
@@ -221,7 +221,7 @@ class Departure(Sender, kw_only=True, tag=True):
             luggage = self.luggage(instance, key, self.begun if self.move.hold else instance.positions)
             if self.is_large(luggage):
                 self.carried = key
-                instance.stash(self.place, luggage)
+                instance.table.stash(self.place, luggage)
             else:
                 loads[key] = luggage
                 room -= len(luggage.state) + OVERHEAD

@@ -45,10 +45,10 @@ class Replication(Sender, kw_only=True):
                 continue
             key = lacking.pop()
             self.lacking.discard(key)
-            saved = instance.entries[key].saved if key in instance.entries else None
+            saved = instance.table.entries[key].saved if key in instance.table.entries else None
             if saved is not None and self.is_large(saved):
                 self.carried = key
-                instance.stash(self.place, saved)
+                instance.table.stash(self.place, saved)
             elif saved is not None:
                 loads[key] = saved
                 room -= len(saved.state) + OVERHEAD
@@ -77,8 +77,8 @@ class Standby(Receiver, kw_only=True):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """Copies have come."""
         for key, luggage in self.joined(instance, parcel).items():
-            if key not in instance.entries:
-                instance.keep_replica(key, luggage)
+            if key not in instance.table.entries:
+                instance.table.keep_replica(key, luggage)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything once."""
@@ -94,6 +94,6 @@ class Standby(Receiver, kw_only=True):
 
     def clear(self, instance: Instance) -> None:
         """Forget the copies."""
-        for key in [key for key in instance.replicas if key in self.move.selection]:
-            instance.keep_replica(key, None)
-        instance.scatter(self.move.id)
+        for key in [key for key in instance.table.replicas if key in self.move.selection]:
+            instance.table.keep_replica(key, None)
+        instance.table.scatter(self.move.id)

@@ -33,6 +33,7 @@ from whimbrel.core.record import (
     Shipped,
 )
 from whimbrel.core.saving import Version
+from whimbrel.core.serving import DUPLICATE
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -75,9 +76,8 @@ class Restoration(Receiver, kw_only=True, tag=True):
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
         """A record of a restored key; one that an earlier owner was sent says nothing here."""
         if record.epoch >= self.move.epoch:
-            known, silent = instance.duplicates, self.silences(record)
-            instance._serve(record, out, silent)
-            if instance.duplicates == known:
+            silent = self.silences(record)
+            if instance.serving.serve(record, out, silent) != DUPLICATE:
                 self.replayed += 1
                 self.silent += silent
 
@@ -91,7 +91,7 @@ class Restoration(Receiver, kw_only=True, tag=True):
         loads = self.joined(instance, parcel)
         self.delivered.update(parcel.delivered)
         for key, luggage in loads.items():
-            instance.install(key, luggage)
+            instance.table.install(key, luggage)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """All versions have come."""
@@ -149,7 +149,7 @@ def evict(instance: Instance, move: Move) -> None:
         standby = moves.standbys.pop(id, None)
         if standby is not None:
             standby.clear(instance)
-        instance.scatter(id)
+        instance.table.scatter(id)
         moves.aborted.discard(id)
         moves.ended.add(id)
     clear(instance, move)
@@ -161,11 +161,11 @@ def clear(instance: Instance, move: Move) -> None:
     """Drop the states of a move's keys, what waits for them, and pieces that came with it; but not what a later
     restoration has brought: that comes through the control lane, and may be here before an earlier one's DISCARD."""
     later = [role for role in instance.moves.arrivals.values() if role.move and role.move.epoch > move.epoch]
-    instance.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
-    for key in sorted(key for key in instance.waiting if key in move.selection):
+    instance.table.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
+    for key in sorted(key for key in instance.table.waiting if key in move.selection):
         if not any(role.takes(key) for role in later):
-            instance.unbuffer(key)
-    instance.scatter(move.id)
+            instance.table.unbuffer(key)
+    instance.table.scatter(move.id)
 
 
 # ── At whoever reads the store ───────────────────────────────────────────────────────────────────────────────────────

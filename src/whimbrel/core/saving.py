@@ -66,7 +66,7 @@ class Saving(Sender, kw_only=True):
     def of(cls, instance: Instance) -> Saving:
         """The book of a part that meets its first SAVE: all that it has is lacking."""
         move = Move(STORE, "", "", instance.name, STORE, Selection(), 0, frozenset())
-        return cls(move=move, lacking=set(instance.entries))
+        return cls(move=move, lacking=set(instance.table.entries))
 
     def note(self, touched: Iterable[str]) -> None:
         """These keys have changed."""
@@ -83,7 +83,7 @@ class Saving(Sender, kw_only=True):
         """At the end of a batch: save what the budget allows, if a SAVE has come."""
         if not self.is_shipping:
             return
-        instance._moved = True
+        instance.note_move()
         if not self.asked:
             self._line_up(instance)
         room = self.move.budget
@@ -94,14 +94,14 @@ class Saving(Sender, kw_only=True):
                 continue
             key = self.queue.pop()
             self.lacking.discard(key)
-            entry = instance.entries.get(key)
+            entry = instance.table.entries.get(key)
             saved = entry.saved if entry is not None else None
             if saved is None:
                 continue
             epoch = instance.epoch_of(key, saved.src)
             if self.is_large(saved):
                 self.carried, self.epoch = key, epoch
-                instance.stash(self.place, saved)
+                instance.table.stash(self.place, saved)
             else:
                 versions.append(Version.of(key, epoch, saved))
                 room -= len(saved.state) + OVERHEAD
@@ -142,12 +142,12 @@ class Saving(Sender, kw_only=True):
         """Keys have been taken away: what is being saved never ends, and all that is left must be saved once more."""
         self.put_down(instance)
         self.queue, self.asked = [], []
-        self.lacking = set(instance.entries)
+        self.lacking = set(instance.table.entries)
 
     def _line_up(self, instance: Instance) -> None:
         """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
         if self.anew:
-            self.lacking, self.anew = {*self.lacking, *instance.entries}, False
+            self.lacking, self.anew = {*self.lacking, *instance.table.entries}, False
         arrivals = instance.moves.arrivals.values()
         coming = {key for key in self.lacking if any(arrival.takes(key) for arrival in arrivals)} if arrivals else set()
         self.queue, self.lacking = sorted(self.lacking - coming, reverse=True), coming

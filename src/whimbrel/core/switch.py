@@ -113,7 +113,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         """Records of these keys have gone to the destination."""
         for key in keys:
             if part_of(bin_of(key), instance.parts) == instance.part:
-                if key in instance.entries:
+                if key in instance.table.entries:
                     self.hinted.append(key)
                 elif not self.shipped:
                     self.absent.append(key)
@@ -145,7 +145,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self.hinted = []
         self._look_up(instance)
         loads = self._load(instance, out)
-        left = sorted(key for key in instance.waiting if self.takes(key) and key not in instance.entries)
+        left = sorted(key for key in instance.table.waiting if self.takes(key) and key not in instance.table.entries)
         self.pack(instance, loads, out, {key: self._backlog(instance, key) for key in left}, self.ticks)
         self._tell(instance, out)
         if self.needed or self.rest or self.carried:
@@ -157,7 +157,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         keys = instance.keys_in(self.move)
         self.keys = self.left = len(keys)
         if self.move.order == "arrival":  # the last one goes first
-            self.rest = sorted(keys, key=lambda key: (instance.entries[key].seq, key))
+            self.rest = sorted(keys, key=lambda key: (instance.table.entries[key].seq, key))
         elif self.move.order == "key":
             self.rest = keys[::-1]
         elif self.move.order == "replica":
@@ -174,7 +174,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self.left = len(self.stale)
         for key in keys:
             if key not in lacking:
-                saved = instance.entries[key].saved
+                saved = instance.table.entries[key].saved
                 self.state_bytes += len(saved.state) if saved else 0
                 self.forget(instance, key)
         if replication is not None:
@@ -187,10 +187,10 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _look_ahead(self, instance: Instance) -> None:
         """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
-        waiting = [key for key in instance.waiting if key in instance.entries and self.takes(key)]
+        waiting = [key for key in instance.table.waiting if key in instance.table.entries and self.takes(key)]
         known = {*self.needed, self.carried}
         ranked = sorted(
-            (instance.waiting[key][0].offset >> ENTRY, -len(instance.waiting[key]), key)
+            (instance.table.waiting[key][0].offset >> ENTRY, -len(instance.table.waiting[key]), key)
             for key in waiting
             if key not in known
         )
@@ -218,7 +218,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         room = self.move.budget
         while room > self._reserve() and (self.carried or self.needed or self.rest):
             key = self.carried or (self.needed.pop(0) if self.needed else self.rest.pop())
-            if key not in instance.entries:
+            if key not in instance.table.entries:
                 continue
             luggage = self.luggage(instance, key, self.reach)
             if self.is_large(luggage):
@@ -245,12 +245,12 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
         """What waited for a key here; the destination will speak of it."""
-        records = instance.unbuffer(key)
-        return [instance.stored(record._replace(epoch=self.move.epoch)) for record in records]
+        records = instance.table.unbuffer(key)
+        return [instance.table.stored(record._replace(epoch=self.move.epoch)) for record in records]
 
     def forget(self, instance: Instance, key: str) -> None:
         """What is shipped is no longer here."""
-        instance.drop([key])
+        instance.table.drop([key])
 
     def _tell(self, instance: Instance, out: Emissions) -> None:
         """Say which units and keys cannot come any more, and how far we are."""
@@ -314,7 +314,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
 
     def opens(self, key: str, instance: Instance) -> bool:
         """Whether nothing older of a key can come any more, and its state is here or does not exist."""
-        return self.ready or (self.has_passed(key) and (key in instance.entries or self.is_new(key)))
+        return self.ready or (self.has_passed(key) and (key in instance.table.entries or self.is_new(key)))
 
     def has_passed(self, key: str) -> bool:
         """Whether the source has sent on everything older than the switch."""
@@ -334,9 +334,9 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
         """A record that came straight here."""
         if self.opens(record.key, instance):
-            instance._serve(record, out)
+            instance.serving.serve(record, out)
         else:
-            instance.buffer(record)
+            instance.table.buffer(record)
 
     def note_tick(self, record: Record) -> None:
         """A tick has come straight here, while some keys have not opened."""
@@ -358,47 +358,47 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: states, and what waited for them at the source."""
-        backlog = {key: instance.received(records) for key, records in parcel.backlog.items()}
+        backlog = {key: instance.table.received(records) for key, records in parcel.backlog.items()}
         for key, luggage in self.joined(instance, parcel).items():
-            instance.install(key, luggage)
+            instance.table.install(key, luggage)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = backlog.get(key, [])
             if older and self.move.order == "replica":
-                instance.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
-            if key in instance.entries or older:
+                instance.table.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
+            if key in instance.table.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
                 self._open([key], instance, out)
         self.absent.update(parcel.absent)
         self.units.update(parcel.units)
         if parcel.absent or parcel.units:
-            self._open(sorted(instance.waiting), instance, out)
+            self._open(sorted(instance.table.waiting), instance, out)
 
     def pass_on(self, instance: Instance, passed: Passed, out: Emissions) -> None:
         """A part of the source has sent on everything older than the switch."""
         self.parts = passed.parts
         self.passed.add(passed.part)
         stale = set(passed.stale)
-        for key in sorted(instance.replicas) if self.move.order == "replica" else ():
+        for key in sorted(instance.table.replicas) if self.move.order == "replica" else ():
             if self.takes(key) and self._part(key) == passed.part and key not in stale:
-                instance.promote(key)
-        here = [key for key in sorted(instance.entries) if self.takes(key) and self._part(key) == passed.part]
+                instance.table.promote(key)
+        here = [key for key in sorted(instance.table.entries) if self.takes(key) and self._part(key) == passed.part]
         for key in here if passed.ticks or self.ticks else ():
             catch_up(instance, key, [], passed.ticks, out, self.is_silent)
             self._open([key], instance, out)
-        self._open(sorted(instance.waiting), instance, out)
+        self._open(sorted(instance.table.waiting), instance, out)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
         self.parts = shipped.parts
         self.shipped.add(shipped.part)
-        self._open(sorted(instance.waiting), instance, out)
+        self._open(sorted(instance.table.waiting), instance, out)
         self._check_ready(instance, out)
 
     def _open(self, keys: list[str], instance: Instance, out: Emissions) -> None:
         """Let those keys that can, live: what waited for them is applied."""
         for key in keys:
             if self.takes(key) and self.opens(key, instance):
-                catch_up(instance, key, instance.unbuffer(key), self.ticks, out, self.is_silent)
+                catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
         if self.ready or self.begun != self.move.routers or not self.parts or len(self.shipped) < self.parts:
@@ -417,8 +417,8 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         if self.move.order != "demand" or not self.begun or (self.parts and len(self.shipped) == self.parts):
             return
         split = self.move.split
-        waiting = sorted((held[0].offset, key) for key, held in instance.waiting.items() if self.takes(key))
-        missing = (unit_of(key, split) for _, key in waiting if key not in instance.entries)
+        waiting = sorted((held[0].offset, key) for key, held in instance.table.waiting.items() if self.takes(key))
+        missing = (unit_of(key, split) for _, key in waiting if key not in instance.table.entries)
         needed = [unit for unit in dict.fromkeys(missing) if unit not in self.asked]
         self.asked.update(needed)
         step = self._next_step(instance) if all(map(self._has_come, self.step)) else []

@@ -70,7 +70,7 @@ class GroupProcessor(StatefulProcessor):
             if emissions.results or emissions.notices:
                 # An `Outgoing`, whose notices are the same to the byte if the batch is repeated.
                 notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
-                body = wire.encode((emissions.results, notices, part, instance.state_bytes))
+                body = wire.encode((emissions.results, notices, part, instance.table.state_bytes))
                 yield self._row(part, OUTGOING, "", len(emissions.results), body)
             posts: dict[str, list[Message]] = {}
             for to, kind, bin, body in emissions.posts:
@@ -94,7 +94,7 @@ class GroupProcessor(StatefulProcessor):
         instance = self._instance(part, event_type, head)
         emissions = instance.apply(records)
         deltas = instance.deltas()
-        if self._stored.outgrown(head, sum(map(len, deltas)), instance.weigh):
+        if self._stored.outgrown(head, sum(map(len, deltas)), instance.table.weigh):
             nonce = self._stored.compact(head, instance.snapshot())
         else:
             nonce = self._stored.append(head, deltas)

@@ -18,9 +18,10 @@ import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from whimbrel.core import instance
+from whimbrel.core import table
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Record
+from whimbrel.core.serving import APPLIED, PARKED, Served, Serving
 from whimbrel.lab.bench.throughput import SCHEMA, Candidate, Count, entries, take_turns
 from whimbrel.log.contract import Entry, Lane
 from whimbrel.spark.bundle import bundle
@@ -33,27 +34,34 @@ from whimbrel.spark.source import placed, row_schema
 MOVABLE, BARE = "movable", "bare"
 
 
+class BareServing(Serving):
+    """Serves whatever comes: nothing can come twice."""
+
+    def serve(self, record: Record, out: Emissions, silent: bool = False) -> Served:
+        entry = self._entries.get(record.key)
+        if entry is None:
+            entry = self._entries[record.key] = table.Entry(self.operator.State())
+        self._touched.add(record.key)
+        if entry.timers and entry.timers[0] <= record.event_us:
+            self.fire(entry, record, out, silent)
+        return APPLIED if self._attempt(entry, record, out, silent) else PARKED
+
+
 class Bare(Instance):
     """A part that nothing can be moved from or to."""
+
+    serving_type: ClassVar[type[Serving]] = BareServing
 
     def apply(self, records: Sequence[Record]) -> Emissions:
         """Apply one batch of data. What a host says at its start comes ahead of it, and means nothing here."""
         out = Emissions()
         while records and records[0].kind:
             records = records[1:]
+        serve = self.serving.serve
         for record in records:
-            self._serve(record, out)
+            serve(record, out)
         self._seal(out)
         return out
-
-    def _serve(self, record: Record, out: Emissions, silent: bool = False) -> None:
-        entry = self.entries.get(record.key)
-        if entry is None:
-            entry = self.entries[record.key] = instance.Entry(self.operator.State())
-        self._touched.add(record.key)
-        if entry.timers and entry.timers[0] <= record.event_us:
-            self._fire(entry, record, out, silent)
-        self._attempt(entry, record, out, silent)
 
 
 class BareProcessor(GroupProcessor):

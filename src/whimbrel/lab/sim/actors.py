@@ -206,7 +206,7 @@ class InstanceActor(Actor):
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.deltas, strict=True):
             part.load(deltas)
-        if any(REFUSED in part.gathered for part in self.parts):  # a start is a record, as the real host makes it
+        if any(REFUSED in part.table.gathered for part in self.parts):  # a start is a record, as the real host makes it
             nudge, inbox = as_record(Post(self.name, Kind.NUDGE, EVERY_BIN, b"")), self.world.inboxes[self.name]
             number = inbox.counter("start", Lane.CONTROL) + 1
             inbox.append([nudge], count=1, writer="start", counter=number, lane=Lane.CONTROL)
@@ -239,7 +239,7 @@ class InstanceActor(Actor):
                 own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
             out.append(part.apply(own) if own else Emissions())  # Spark does not call a part without rows
             called.append(bool(own))
-            self.world.tally["records waited"] += bool(part.waiting)
+            self.world.tally["records waited"] += bool(part.table.waiting)
         self._write(out)
         self._commit(called)
         return True

@@ -96,12 +96,12 @@ class Invariants:
 
 def _shared(instances: list[tuple[str, list[Instance]]]) -> dict[str, set[str]]:
     """By key that lies at more than one instance: at which."""
-    held = [part.entries for _, parts in instances for part in parts]
+    held = [part.table.entries for _, parts in instances for part in parts]
     if len(set().union(*held)) == sum(map(len, held)):
         return {}
     holders: dict[str, set[str]] = defaultdict(set)
     for name, parts in instances:
-        for key in (key for part in parts for key in part.entries):
+        for key in (key for part in parts for key in part.table.entries):
             holders[key].add(name)
     return {key: names for key, names in holders.items() if len(names) > 1}
 
@@ -133,11 +133,11 @@ def check_end(world: World) -> None:
             continue
         if any(part.moves.evictions for part in actor.parts):
             raise Violation("settled", f"{name} still waits for routers that must stop to send it records")
-        if any(part.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
+        if any(part.table.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
-        if any(part.stashed or part.gathered for part in actor.parts):
+        if any(part.table.stashed or part.table.gathered for part in actor.parts):
             raise Violation("settled", f"{name} still has pieces of a state")
-        if any(part.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
+        if any(part.table.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
             raise Violation("settled", f"{name} still remembers a move that was aborted")

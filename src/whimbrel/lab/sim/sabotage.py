@@ -12,6 +12,7 @@ from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Kind, Move, Record, Result
 from whimbrel.core.restoration import Eviction, Restoration
+from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.lab.sim.actors import GatewayActor
 from whimbrel.lab.sim.loss import StoreActor
@@ -40,10 +41,10 @@ def _markers_beside(self: GatewayActor, name: str, records: list[Record], positi
 def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) -> None:
     """The source says that it has stopped, and goes on: what came for its keys is served, not sent on."""
     _ship(self, instance, out)
-    for key in [key for key in instance.waiting if self.takes(key)]:
-        for record in instance.unbuffer(key):
-            instance._serve(record, out)
-    for key in [key for key in instance.entries if self.takes(key) and not self.left]:
+    for key in [key for key in instance.table.waiting if self.takes(key)]:
+        for record in instance.table.unbuffer(key):
+            instance.serving.serve(record, out)
+    for key in [key for key in instance.table.entries if self.takes(key) and not self.left]:
         self.forget(instance, key)
 
 
@@ -62,7 +63,7 @@ _ship, _fence = SwitchOut.ship, Gate.fence
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
-    "dedup": (Instance, "is_duplicate", lambda self, entry, record: False),
+    "dedup": (Serving, "is_duplicate", lambda self, entry, record: False),
     "filter": (Arrival, "is_silent", lambda self, src: False),
     "buffering": (Arrival, "buffers", lambda self, key, instance: False),
     "fencing": (Gate, "refuse", _release),

@@ -1,0 +1,190 @@
+"""Serving: one record, or one timer, and the state of its key.
+
+The operator acts on the state and emits. If it raises, the key is brought back to where it was: the state as of the
+last batch, and what the batch has done since, replayed in silence. After some tries the record is parked: it becomes a
+dead letter, and the key goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from heapq import heappush
+from typing import Any, ClassVar
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.operator import RECORD, TIMER, Context, Operator, takes_context
+from whimbrel.core.record import Emissions, Kind, Parked, Record, Result
+from whimbrel.core.table import Entry, KeyTable
+
+PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
+"""Types of values that can be written without a look at them; integers of any size excepted."""
+LAPSED = -1
+"""The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
+
+
+class Served(IntEnum):
+    """What became of a record."""
+
+    APPLIED = 0
+    DUPLICATE = 1
+    """Its key has it already."""
+    PARKED = 2
+    """The operator failed on it as often as it may."""
+
+
+APPLIED, DUPLICATE, PARKED = Served
+
+
+class Serving:
+    """The operator of one part, at work on the part's keys."""
+
+    def __init__(self, name: str, operator: Operator, table: KeyTable) -> None:
+        """`name`: of the instance."""
+        self.name, self.operator, self.table = name, operator, table
+        self.duplicates = 0
+        self._entries, self._touched = table.entries, table.touched
+        self._careful = False
+        self._context = Context()
+        self._extra: tuple[Context, ...] = (self._context,) if takes_context(operator) else ()
+        # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
+        self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
+        self._number = 0
+        self._sink: list[Result] | None = None
+
+    def serve(self, record: Record, out: Emissions, silent: bool = False) -> Served:
+        """Apply one data record to its key: the normal case, and the same code when a shadow follows silently."""
+        entry = self._entries.get(record.key)
+        if entry is None:
+            entry = self._entries[record.key] = Entry(self.operator.State())
+        elif record.seq <= entry.seq and self.is_duplicate(entry, record):
+            self.duplicates += 1
+            return DUPLICATE
+        self._touched.add(record.key)
+        if entry.timers and entry.timers[0] <= record.event_us:
+            self.fire(entry, record, out, silent)
+        return APPLIED if self._attempt(entry, record, out, silent) else PARKED
+
+    def is_duplicate(self, entry: Entry, record: Record) -> bool:
+        """Whether the key has this record, which is not newer than the last one, already: rows that `prepare` made of
+        one record share its offset."""
+        return not (record.seq == entry.seq and record.offset == entry.offset)
+
+    def fire(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> None:
+        """Let the timers that are due by a record's time fire, one after the other, before the record itself."""
+        timer = record._replace(kind=Kind.TICK)
+        while entry.timers and entry.timers[0] <= record.event_us:
+            if not self._attempt(entry, timer, out, silent):
+                self._attempt(entry, timer._replace(kind=LAPSED), out, silent)
+
+    def _attempt(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> bool:
+        """Let the operator act once, on a record or on a timer; undo and try again if it raises; park it if it goes on.
+
+        Returns whether it succeeded. What fails, fails alone: a record's timers are attempts of their own.
+        """
+        same = record.seq == entry.seq and record.offset == entry.offset
+        self._record, self._sink = record, None if silent else out.results
+        self._number = first = self._number if same else 0
+        if entry.state is None:
+            assert entry.saved is not None
+            entry.state = self.table.decode(entry.saved)
+        due = entry.timers[0] if entry.timers else None
+        mark = len(out.results)
+        act = self._acts[record.kind]
+        done = False
+        for left in reversed(range(max(1, self.operator.tries))):
+            try:
+                act(self, entry, record)
+                if self._careful:
+                    wire.encode(entry.state)
+            except Exception as error:
+                del out.results[mark:]
+                self._undo(entry)
+                self._record, self._sink, self._number = record, None if silent else out.results, first
+                if not left and not silent:
+                    self._park(entry, record, error, out)
+            else:
+                entry.since.append((record, silent))
+                done = True
+                break
+        entry.seq, entry.src, entry.offset = record.seq, record.src, record.offset
+        if entry.timers and entry.timers[0] != due:
+            heappush(self.table.due, (entry.timers[0], self._record.key))
+        return done
+
+    # ── What the operator does ───────────────────────────────────────────────────────────────────────────────────
+
+    def _process(self, entry: Entry, record: Record) -> None:
+        key, context = record.key, self._context
+        if self._extra:
+            context.key, context.now_us, context.seq, context.timers = key, record.event_us, record.seq, entry.timers
+            context.chance = RECORD
+        self.operator.process(key, record.body, entry.state, self._emit, *self._extra)
+
+    def _expire(self, entry: Entry, record: Record) -> None:
+        context = self._context
+        context.key, context.now_us, context.seq = record.key, entry.timers.pop(0), record.seq
+        context.timers, context.chance = entry.timers, TIMER
+        self.operator.on_timer(record.key, entry.state, self._emit, context)
+
+    def _lapse(self, entry: Entry, record: Record) -> None:
+        """A timer on which the operator always raises is gone: kept, it would come back with every later record."""
+        entry.timers.pop(0)
+
+    _acts: ClassVar[dict[int, Callable[[Serving, Entry, Record], None]]] = {
+        Kind.DATA: _process,
+        Kind.TICK: _expire,
+        LAPSED: _lapse,
+    }
+
+    def _emit(self, /, **values: Any) -> None:
+        for value in values.values():
+            if type(value) not in PLAIN or (type(value) is int and not -(1 << 63) <= value < 1 << 64):
+                wire.encode(value)  # raises here, where the operator can see it, not when the batch is written
+        if self._sink is not None:
+            record = self._record
+            self._sink.append(
+                Result(
+                    record.key,
+                    record.epoch,
+                    record.seq,
+                    self._number,
+                    record.event_us,
+                    record.ingress_us,
+                    values,
+                )
+            )
+        self._number += 1
+
+    # ── An operator that raises ──────────────────────────────────────────────────────────────────────────────────
+
+    def _undo(self, entry: Entry) -> None:
+        """Bring a key back to where it was before the record that raised: last batch's state, replayed in silence."""
+        self._restore(entry)
+        self._sink = None
+        for past, _ in entry.since:
+            self._record = past
+            self._acts[past.kind](self, entry, past)
+
+    def _restore(self, entry: Entry) -> None:
+        before = Entry(self.table.decode(entry.saved) if entry.saved else self.operator.State(), entry.saved)
+        entry.state, entry.timers = before.state, before.timers
+
+    def redo(self, key: str, entry: Entry, out: Emissions) -> None:
+        """A key's state cannot be stored: do its batch again, looking after each record, and park the one to blame."""
+        out.results[:] = [result for result in out.results if result.key != key]
+        past, entry.since = entry.since, []
+        self._restore(entry)
+        entry.seq, entry.src = (entry.saved.seq, entry.saved.src) if entry.saved else (-1, "")
+        entry.offset, self._careful = -1, True
+        for record, silent in past:
+            self._attempt(entry, record, out, silent)
+        self._careful = False
+
+    def _park(self, entry: Entry, record: Record, error: Exception, out: Emissions) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        event = record.body if record.kind == Kind.DATA else {"timer": entry.timers[0]}
+        told = msgspec.json.encode(event, enc_hook=repr).decode()
+        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, told, record.epoch))
