@@ -213,7 +213,7 @@ def test_after_cutover_the_destination_speaks_in_the_new_epoch(shadow: Instance)
     assert told(out) == [("k", "x y z"), ("k", "x y z @50")]
     assert [result.epoch for result in out.results] == [1, 1], "a timer's result too"
     assert out.notices == [Opened("m1", "b", 0, 1, LIVE.selection, 1)]
-    assert shadow.moves.arrivals == {}
+    assert shadow.moves.open == []
 
 
 def test_a_timer_has_the_new_epoch_for_ever(shadow: Instance) -> None:
@@ -277,7 +277,7 @@ def test_an_abort_leaves_nothing_behind() -> None:
     )
     assert instance.apply([mark(ABORT, LIVE, 12)]).notices == [Aborted("m1", "b", 0, 1)]
     for left in (instance, reloaded(instance)):
-        assert (list(left.table.entries), left.table.waiting, left.moves.arrivals) == (["other"], {}, {})
+        assert (list(left.table.entries), left.table.waiting, left.moves.open) == (["other"], {}, [])
         assert told(left.apply([data("other", 13, "y"), tick(14, at=60)])) == [("other", "x y")]
 
 
@@ -297,7 +297,7 @@ def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_mor
     instance = destination(mark(BEGIN, LIVE, 10), mark(ABORT, LIVE, 11))
     for late in (instance, reloaded(instance)):
         assert late.apply([parcel(LIVE, {"k": luggage(10, "x")}), shipped(LIVE)]) == Emissions()
-        assert (late.table.entries, late.moves.arrivals) == ({}, {})
+        assert (late.table.entries, late.moves.open) == ({}, [])
         late.apply([forget(LIVE)])
         assert (late.moves.aborted, reloaded(late).moves.aborted) == (set(), set())
 
@@ -305,12 +305,12 @@ def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_mor
 def test_pieces_of_an_aborted_move_do_not_stay() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}, 0, 2), mark(ABORT, LIVE, 11))
     instance.apply([parcel(LIVE, {"k": luggage(10, "x")}, 1, 2)])
-    assert (instance.table.entries, instance.moves.arrivals) == ({}, {})
+    assert (instance.table.entries, instance.moves.open) == ({}, [])
 
 
 def test_parcels_before_an_abort_without_begin_are_dropped_with_it() -> None:
     instance = destination(parcel(LIVE, {"k": luggage(10, "x")}), mark(ABORT, LIVE, 11))
-    assert (instance.table.entries, instance.moves.arrivals) == ({}, {})
+    assert (instance.table.entries, instance.moves.open) == ({}, [])
 
 
 def test_the_same_keys_may_come_again_by_another_move() -> None:

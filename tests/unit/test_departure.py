@@ -195,7 +195,7 @@ def test_after_cutover_from_every_router_the_keys_are_forgotten_and_it_says_so()
     assert (left.move, left.instance, left.part, left.parts, left.keys) == ("m1", "a", 0, 1, 2)
     assert left.sent_bytes > left.state_bytes > 0
     assert instance.table.entries == {}
-    assert instance.moves.departures == {}
+    assert instance.moves.open == []
     assert reloaded(instance).table.entries == {}
 
 
@@ -237,7 +237,7 @@ def test_an_abort_from_every_router_makes_a_plain_owner_again() -> None:
     assert instance.apply([mark(ABORT, both, 13, "r")]) == Emissions()
     assert instance.apply([mark(ABORT, both, 13, "s")]).notices == [Aborted("m1", "a", 0, 1)]
     assert told(instance.apply([data("k", 14, "y")])) == [("k", "x y")]
-    assert instance.moves.departures == {}
+    assert instance.moves.open == []
 
 
 def test_an_abort_stops_the_shipping() -> None:

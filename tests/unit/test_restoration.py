@@ -57,7 +57,7 @@ def test_what_a_version_has_is_dropped_what_is_delivered_is_silent_the_rest_is_s
     out = b.apply([mark(Kind.CUTOVER, m, 7), replayed("k", 8, "e8", m)])
     assert notices(out) == ["Opened"]
     assert told(out) == [("k", "v e3 e4 e5 e6 e8")]
-    assert not b.moves.arrivals
+    assert not b.moves.open
 
 
 def test_a_key_without_a_version_starts_from_nothing_and_is_silent_up_to_what_is_delivered() -> None:
@@ -115,7 +115,7 @@ def test_one_that_is_called_off_leaves_nothing() -> None:
     b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
     off = delivered(Post("b", Kind.ABORT, -1, wire.pack(m)))
     assert notices(b.apply([off])) == ["Aborted"]
-    assert (b.table.entries, b.moves.arrivals) == ({}, {})
+    assert (b.table.entries, b.moves.open) == ({}, [])
     b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
     assert b.table.entries == {}
 
@@ -144,10 +144,10 @@ def test_the_other_end_of_a_move_that_is_ended_forgets_its_part_in_it() -> None:
     ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
     b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x"), parcel(m, {"l": luggage(1, "l")})])
     assert notices(b.apply([discard(ended, 3)])) == ["Evicted"]
-    assert (b.table.entries, b.table.waiting, b.moves.arrivals) == ({"l": b.table.entries["l"]}, {}, {})
+    assert (b.table.entries, b.table.waiting, b.moves.open) == ({"l": b.table.entries["l"]}, {}, [])
     for said in (parcel(m, {"k": luggage(1, "v")}), shipped(m), mark(Kind.CUTOVER, m, 4), switch(switching("k"))):
         b.apply([said])
-    assert ("k" in b.table.entries, b.moves.arrivals) == (False, {}), "what a zombie still says of it does not count"
+    assert ("k" in b.table.entries, b.moves.open) == (False, []), "what a zombie still says of it does not count"
 
 
 def test_a_standby_of_a_lost_instance_forgets_its_copies() -> None:

@@ -218,7 +218,7 @@ def test_after_cutover_from_every_router_the_keys_are_here_for_good() -> None:
     out = instance.apply([mark(CUTOVER, both, 11, "r"), data("k", 12, "y", epoch=1)])
     assert (told(out), out.notices) == ([("k", "x y")], [Opened("m1", "b", 0, 1, both.selection, 1)])
     for end in (reloaded(instance), instance):
-        assert end.moves.arrivals == {}
+        assert end.moves.open == []
         (result,) = end.apply([tick(13, at=60)]).results
         assert (result.key, result.epoch) == ("k", 1)
 

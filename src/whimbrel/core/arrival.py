@@ -34,11 +34,6 @@ class Receiver(msgspec.Struct):
     strict: ClassVar[bool] = True
     """Whether the states of another version of the job must be what the operator's class says."""
 
-    @property
-    def hurries(self) -> bool:
-        """Whether keys stand still until their parcel comes, and live as soon as it is here."""
-        return False
-
     def is_silent(self, src: str) -> bool:
         """Whether another instance speaks for the keys that come through this router."""
         raise NotImplementedError
@@ -69,12 +64,11 @@ class Receiver(msgspec.Struct):
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
         """The keys are ours for good."""
         instance.epochs.put(move.selection, move.epoch)
-        del instance.moves.arrivals[move.id]
         part = (move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Opened(*part, move.selection, move.epoch, replayed, silent))
 
 
-class Arrival(Receiver, tag=True):
+class Arrival(Receiver):
     """How far a move has come at one part of its destination. Sets name the routers a marker has come from."""
 
     move: Move | None = None
@@ -129,9 +123,6 @@ class Arrival(Receiver, tag=True):
     def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
         catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
 
-    def ask(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: nothing to ask for, everything comes by itself."""
-
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything."""
         if shipped.part not in self.shipped:
@@ -150,6 +141,7 @@ class Arrival(Receiver, tag=True):
         elif kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
+                del instance.moves.arrivals[self.move.id]
                 self.own(instance, self.move, out)
         elif kind == Kind.ABORT:
             self.off.add(record.src)

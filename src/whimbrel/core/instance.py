@@ -24,12 +24,12 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 from whimbrel.core import wire
-from whimbrel.core.arrival import Arrival, Receiver
+from whimbrel.core.arrival import Arrival
 from whimbrel.core.delta import LARGE_DELTA, packed, unpacked
 from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
-from whimbrel.core.moves import Moves
+from whimbrel.core.moves import Coming, Leaving, Moves, Taking
 from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import (
     Emissions,
@@ -104,7 +104,7 @@ class Instance:
         else:
             for record in records:
                 self._handlers[record.kind](self, record, out)
-        if self.moves.departures or not is_plain:
+        if self.moves.departures or self.moves.switches_out or not is_plain:
             self._note_positions(records)
         for replication in self.moves.replications.values():
             replication.note(self.table.touched)
@@ -113,12 +113,12 @@ class Instance:
         self._seal(out)
         if self.moves.saving is not None:
             self.moves.saving.ship(self, out)
-        for departure in self.moves.departures.values():
-            departure.ship(self, out)
+        for leaving in self.moves.leaving():
+            leaving.ship(self, out)
         for replication in self.moves.replications.values():
             replication.ship(self, out)
-        for arrival in self.moves.arrivals.values():
-            arrival.ask(self, out)
+        for switch in self.moves.switches_in.values():
+            switch.ask(self, out)
         if self.table.is_dirty:  # what has been shipped is forgotten with this batch
             self._seal(out)
         return out
@@ -126,7 +126,7 @@ class Instance:
     @property
     def hurries(self) -> bool:
         """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
-        return any(role.hurries for role in (*self.moves.arrivals.values(), *self.moves.departures.values()))
+        return self.moves.are_urgent
 
     def _note_positions(self, records: Sequence[Record]) -> None:
         """How far we have come in each router's stream. Only keys that leave must know: BEGIN says where it starts."""
@@ -145,8 +145,8 @@ class Instance:
         if not self._timed:
             return
         held_for = _move(record.body) if record.body else None
-        for role in (*self.moves.arrivals.values(), *self.moves.departures.values()):
-            role.note_tick(record)
+        for keeping in self.moves.ticked():
+            keeping.note_tick(record)
         later: list[tuple[int, str]] = []
         due = self.table.due
         while due and due[0][0] <= record.event_us:
@@ -170,18 +170,18 @@ class Instance:
 
     def _is_frozen(self, key: str, src: str, held_for: Move | None) -> bool:
         """Whether the key's time stands still here: it has left, or waits between two owners."""
-        return any(d.is_frozen(src) and key in d.move.selection for d in self.moves.departures.values()) or any(
-            a.takes(key) and a.move != held_for and a.is_frozen(self, key, src) for a in self.moves.arrivals.values()
+        return any(role.is_frozen(src) and key in role.move.selection for role in self.moves.leaving()) or any(
+            role.takes(key) and role.move != held_for and role.is_frozen(self, key, src) for role in self.moves.coming()
         )
 
     def _is_shadow(self, tick: Record) -> bool:
-        return any(arrival.takes(tick.key) and arrival.silences(tick) for arrival in self.moves.arrivals.values())
+        return any(role.takes(tick.key) and role.silences(tick) for role in self.moves.coming())
 
     def epoch_of(self, key: str, src: str) -> int:
         """The epoch in which a key is here."""
-        for arrival in self.moves.arrivals.values():
-            if arrival.move and arrival.takes(key) and not arrival.is_silent(src):
-                return arrival.move.epoch
+        for role in self.moves.coming():
+            if role.move and role.takes(key) and not role.is_silent(src):
+                return role.move.epoch
         return self.epochs[key]
 
     # ── Moves: who is concerned ──────────────────────────────────────────────────────────────────────────────────
@@ -189,11 +189,11 @@ class Instance:
     def _data(self, record: Record, out: Emissions) -> None:
         if any(eviction.drops(record) for eviction in self.moves.evictions.values()):
             return
-        for arrival in self.moves.arrivals.values():
-            if arrival.takes(record.key):
-                arrival.follow(self, record, out)
+        for role in self.moves.coming():
+            if role.takes(record.key):
+                role.follow(self, record, out)
                 return
-        if any(departure.takes(record.key) for departure in self.moves.departures.values()):
+        if any(switch.takes(record.key) for switch in self.moves.switches_out.values()):
             self.table.buffer(record)
         else:
             self.serving.serve(record, out)
@@ -210,35 +210,38 @@ class Instance:
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
             self._role(move, out)
 
-    def _role(self, move: Move, out: Emissions) -> Departure | SwitchOut | Arrival | SwitchIn | Restoration:
+    def _role(self, move: Move, out: Emissions) -> Leaving | Coming:
         """Our part in a move; a new one if we hear of it for the first time."""
         self._moved = True
+        moves = self.moves
         if move.routing == "replay":
-            return self.moves.arrivals.setdefault(move.id, Restoration(move=move))
+            return moves.restorations.setdefault(move.id, Restoration(move=move))
+        if move.source == self.name and move.switch:
+            return moves.switches_out.setdefault(move.id, SwitchOut.of(move))
         if move.source == self.name:
-            fresh = SwitchOut(move=move) if move.switch else Departure(move=move)
-            return self.moves.departures.setdefault(move.id, fresh)
+            return moves.departures.setdefault(move.id, Departure.of(move))
         if move.switch:
-            copies = self.moves.standbys.get(move.id)
-            coming = SwitchIn(move=move, rejected=copies.rejected if copies else "")
-            return self.moves.arrivals.setdefault(move.id, coming)
+            copies = moves.standbys.get(move.id)
+            return moves.switches_in.setdefault(
+                move.id, SwitchIn(move=move, rejected=copies.rejected if copies else "")
+            )
         arrival = self._arrival(move.id, out)
-        if isinstance(arrival, Arrival):
-            arrival.move = move
+        arrival.move = move
         return arrival
 
     def _is_off(self, move: str) -> bool:
         """Whether nothing that is still said of a move counts here."""
         return move in self.moves.aborted or move in self.moves.ended
 
-    def _arrival(self, id: str, out: Emissions) -> Arrival | SwitchIn | Restoration:
+    def _arrival(self, id: str, out: Emissions) -> Arrival:
         """Our part in a move that brings keys, though only its parcels may have come."""
-        if id not in self.moves.arrivals:
-            self.moves.arrivals[id] = Arrival()
+        arrivals = self.moves.arrivals
+        if id not in arrivals:
+            arrivals[id] = Arrival()
             if self.moves.unread:
-                self.turn_down({id: self.moves.arrivals[id]}, self.moves.unread, out)
+                self.turn_down({id: arrivals[id]}, self.moves.unread, out)
                 self.moves.unread = ""
-        return self.moves.arrivals[id]
+        return arrivals[id]
 
     def _arrive(self, record: Record, out: Emissions) -> None:
         """Something comes from another instance: take all of it, or nothing."""
@@ -246,10 +249,10 @@ class Instance:
             message = wire.unpack(record.body, self._messages[record.kind])
             if self._is_off(message.move):
                 return
-            copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
-            role = self.moves.standbys.get(message.move) if copies else self._arrival(message.move, out)
-            if role is None:
+            id, copies = message.move, record.kind in (Kind.REPLICA, Kind.REPLICATED)
+            if copies and id not in self.moves.standbys:
                 return
+            role: Taking = self.moves.standbys[id] if copies else self.moves.coming_with(id) or self._arrival(id, out)
             self._moved |= record.kind != Kind.REPLICA or message.pieces > 1
             if role.rejected and role.keeps:
                 self._keep(record)
@@ -257,10 +260,10 @@ class Instance:
                 role.install(self, message, out)
             elif isinstance(message, Shipped):
                 role.complete(self, message, out)
-            elif isinstance(role, SwitchIn):
-                role.pass_on(self, message, out)
+            elif id in self.moves.switches_in:
+                self.moves.switches_in[id].pass_on(self, message, out)
             else:
-                raise Corrupt(f"move {message.move} passes nothing on")
+                raise Corrupt(f"move {id} passes nothing on")
         except (Corrupt, NewerFormat) as error:
             self._reject(record, error, out)
 
@@ -280,7 +283,10 @@ class Instance:
         self._moved = True
         copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
         reason = f"{self.name} refuses a {Kind(record.kind).name}: {error}"
-        roles: dict[str, Receiver] = {**(self.moves.standbys if copies else self.moves.arrivals)}
+        moves = self.moves
+        roles: dict[str, Taking] = {
+            **(moves.standbys if copies else {**moves.arrivals, **moves.switches_in, **moves.restorations})
+        }
         try:
             id = wire.unpack(record.body, self._messages[record.kind]).move
             roles = {id: roles[id]}
@@ -291,7 +297,7 @@ class Instance:
         if any(role.keeps for role in concerned.values()):
             self._keep(record)
 
-    def turn_down(self, roles: Mapping[str, Receiver], reason: str, out: Emissions) -> bool:
+    def turn_down(self, roles: Mapping[str, Taking], reason: str, out: Emissions) -> bool:
         """These cannot become ready (True); whoever can call them off is told why."""
         for id, role in roles.items():
             if not role.rejected:
@@ -307,7 +313,7 @@ class Instance:
         """Look once more at what was refused, in the order in which it came: this may be another version."""
         self._moved = True
         kept = self.table.give_pieces(REFUSED)
-        for role in (*self.moves.arrivals.values(), *self.moves.standbys.values()):
+        for role in self.moves.taking():
             role.rejected = "" if role.keeps else role.rejected
         for blob in kept:
             kind, body = wire.unpack(blob, tuple[int, bytes])
@@ -319,21 +325,17 @@ class Instance:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
         if self._is_off(id):
             return
-        departure = self.moves.departures[id]
-        assert isinstance(departure, SwitchOut)
-        departure.hint(self, keys)
+        self.moves.switches_out[id].hint(self, keys)
 
     def _fetch(self, record: Record, out: Emissions) -> None:
         try:
             fetch = wire.unpack(record.body, Fetch)
         except (Corrupt, NewerFormat):
-            for leaving in self.moves.departures.values():
-                if isinstance(leaving, SwitchOut):
-                    leaving.ask_for_all(self)
+            for switch in self.moves.switches_out.values():
+                switch.ask_for_all(self)
             return
-        departure = self.moves.departures.get(fetch.move)
-        if isinstance(departure, SwitchOut):  # or all of it has left, and the destination will hear of that
-            departure.ask(self, fetch)
+        if fetch.move in self.moves.switches_out:  # or all of it has left, and the destination will hear of that
+            self.moves.switches_out[fetch.move].ask(self, fetch)
 
     def _replicate(self, record: Record, out: Emissions) -> None:
         move = _move(record.body)
@@ -342,7 +344,7 @@ class Instance:
         self._moved = True
         if move.source == self.name:
             keys = {key for key in self.table.entries if key in move.selection}
-            self.moves.replications[move.id] = Replication(move=move, lacking=keys)
+            self.moves.replications[move.id] = Replication.of(move, keys)
         else:
             self.moves.standbys[move.id] = Standby(move=move)
 
@@ -353,7 +355,7 @@ class Instance:
             return
         self._moved = True
         if move.source == self.name:
-            self.moves.replications.pop(move.id, Replication(move=move)).cease(self, out)
+            self.moves.replications.pop(move.id, Replication.of(move)).cease(self, out)
         else:
             self.moves.standbys.pop(move.id, Standby(move=move)).cease(self, out)
 
@@ -385,13 +387,13 @@ class Instance:
     def _restore_keys(self, record: Record, out: Emissions) -> None:
         """Keys will come out of the store. Said again, it comes too late if they have come, and else begins anew."""
         move = _move(record.body)
-        known = self.moves.arrivals.get(move.id)
+        known = self.moves.restorations.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
-        if is_over or move.id in self.moves.ended or (isinstance(known, Restoration) and known.ready):
+        if is_over or move.id in self.moves.ended or (known is not None and known.ready):
             return
         self._moved = True
         evict(self, move)
-        self.moves.arrivals[move.id] = Restoration(move=move)
+        self.moves.restorations[move.id] = Restoration(move=move)
 
     _handlers: ClassVar[dict[int, Callable[[Instance, Record, Emissions], None]]] = {
         Kind.DATA: _data,

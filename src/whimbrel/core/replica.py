@@ -10,22 +10,32 @@ a switch (switch.py): the source ships only what is lacking at that moment, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from whimbrel.core.arrival import Receiver
-from whimbrel.core.departure import OVERHEAD, Sender
+from whimbrel.core.parcels import OVERHEAD, Parcels
 from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Parcel, Shipped, Warm
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
-class Replication(Sender, kw_only=True):
+class Replication(msgspec.Struct, kw_only=True):
     """What one part of the source sends to a standby."""
 
+    move: Move
+    parcels: Parcels
     lacking: set[str] = set()
     batches: int = 0
     warm: bool = False
+
+    @classmethod
+    def of(cls, move: Move, keys: Iterable[str] = ()) -> Replication:
+        """That of a standby that has none of these keys."""
+        return cls(move=move, parcels=Parcels.of(move), lacking=set(keys))
 
     def note(self, touched: set[str]) -> None:
         """These keys have changed."""
@@ -34,30 +44,35 @@ class Replication(Sender, kw_only=True):
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what is lacking, if it is time."""
         self.batches += 1
-        if self.warm and self.batches % self.move.interval:
+        move, parcels, cutter = self.move, self.parcels, self.parcels.cutter
+        if self.warm and self.batches % move.interval:
             return
-        room = self.move.budget
+        room = move.budget
         loads: dict[str, Luggage] = {}
         lacking = sorted(self.lacking, reverse=True)
-        while room > 0 and (self.carried or lacking):
-            if self.carried:
-                room = self.carry_stashed(instance, room, out, Kind.REPLICA)
+        entries = instance.table.entries
+        while room > 0 and (cutter.key or lacking):
+            if cutter.key:
+                room = parcels.send_stashed(instance, move, room, out, Kind.REPLICA)
                 continue
             key = lacking.pop()
             self.lacking.discard(key)
-            saved = instance.table.entries[key].saved if key in instance.table.entries else None
-            if saved is not None and self.is_large(saved):
-                self.carried = key
-                instance.table.stash(self.place, saved)
+            saved = entries[key].saved if key in entries else None
+            if saved is not None and cutter.is_large(saved):
+                cutter.stash(instance.table, key, saved)
             elif saved is not None:
                 loads[key] = saved
                 room -= len(saved.state) + OVERHEAD
-        self.pack(instance, loads, out, kind=Kind.REPLICA)
-        if self.lacking or self.carried:
+        parcels.pack(instance, move, loads, out, kind=Kind.REPLICA)
+        if self.lacking or cutter.key:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         elif not self.warm:
             self.warm = True
-            self.send(instance, Kind.REPLICATED, Shipped(self.move.id, instance.part, instance.parts), out)
+            parcels.send(instance, move, Kind.REPLICATED, Shipped(move.id, instance.part, instance.parts), out)
+
+    def put_down(self, instance: Instance) -> None:
+        """Nothing more leaves for the standby."""
+        self.parcels.cutter.put_down(instance.table)
 
     def cease(self, instance: Instance, out: Emissions) -> None:
         """The standby is not wanted any more."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
-class Restoration(Receiver, kw_only=True, tag=True):
+class Restoration(Receiver, kw_only=True):
     """How far a restoration has come at one part of its destination. `cut` names the routers that have replayed."""
 
     move: Move
@@ -55,6 +55,7 @@ class Restoration(Receiver, kw_only=True, tag=True):
 
     @property
     def hurries(self) -> bool:
+        """Whether keys stand still until their versions come, and live as soon as they are here."""
         return not self.ready
 
     def takes(self, key: str) -> bool:
@@ -81,9 +82,6 @@ class Restoration(Receiver, kw_only=True, tag=True):
                 self.replayed += 1
                 self.silent += silent
 
-    def note_tick(self, record: Record) -> None:
-        """A tick has come: for other keys, or for those of the move that are here."""
-
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """Versions have come. An order to load that is repeated has nothing new for who has everything."""
         if self.ready:
@@ -105,16 +103,14 @@ class Restoration(Receiver, kw_only=True, tag=True):
         if kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
+                del instance.moves.restorations[self.move.id]
                 self.own(instance, self.move, out, self.replayed, self.silent)
                 instance.moves.ended.add(self.move.id)
         elif kind == Kind.ABORT:
             clear(instance, self.move)
-            del instance.moves.arrivals[self.move.id]
+            del instance.moves.restorations[self.move.id]
             instance.moves.ended.add(self.move.id)
             out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
-
-    def ask(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: there is nobody to ask."""
 
 
 class Eviction(msgspec.Struct, kw_only=True):
@@ -142,10 +138,9 @@ def evict(instance: Instance, move: Move) -> None:
     """Drop what is here of the move's keys, and all roles in the migrations that it ends."""
     moves = instance.moves
     for id in move.ends:
-        for sender in (moves.departures.pop(id, None), moves.replications.pop(id, None)):
-            if sender is not None:
-                sender.put_down(instance)
-        moves.arrivals.pop(id, None)
+        for leaving in moves.leave(id):
+            leaving.put_down(instance)
+        moves.forget_coming(id)
         standby = moves.standbys.pop(id, None)
         if standby is not None:
             standby.clear(instance)
@@ -160,7 +155,7 @@ def evict(instance: Instance, move: Move) -> None:
 def clear(instance: Instance, move: Move) -> None:
     """Drop the states of a move's keys, what waits for them, and pieces that came with it; but not what a later
     restoration has brought: that comes through the control lane, and may be here before an earlier one's DISCARD."""
-    later = [role for role in instance.moves.arrivals.values() if role.move and role.move.epoch > move.epoch]
+    later = [role for role in instance.moves.coming() if role.move and role.move.epoch > move.epoch]
     instance.table.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
     for key in sorted(key for key in instance.table.waiting if key in move.selection):
         if not any(role.takes(key) for role in later):

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.departure import OVERHEAD, Sender
-from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
-from whimbrel.core.record import Emissions, Kind, Luggage, Move, Parcel, Record, Save, Saved
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.parcels import OVERHEAD, Cutter
+from whimbrel.core.record import Emissions, Kind, Luggage, Record, Save, Saved
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -37,9 +37,12 @@ CRATE = 4 << 20
 """About how many bytes of state travel together."""
 
 
-class Saving(Sender, kw_only=True):
+class Saving(msgspec.Struct, kw_only=True):
     """How far one part is with its savings."""
 
+    cutter: Cutter
+    budget: int = 1
+    """Bytes that leave in one batch, about."""
     lacking: set[str] = set()
     """Keys that have changed since they were last saved."""
     queue: list[str] = []
@@ -65,8 +68,7 @@ class Saving(Sender, kw_only=True):
     @classmethod
     def of(cls, instance: Instance) -> Saving:
         """The book of a part that meets its first SAVE: all that it has is lacking."""
-        move = Move(STORE, "", "", instance.name, STORE, Selection(), 0, frozenset())
-        return cls(move=move, lacking=set(instance.table.entries))
+        return cls(cutter=Cutter(STORE, 1), lacking=set(instance.table.entries))
 
     def note(self, touched: Iterable[str]) -> None:
         """These keys have changed."""
@@ -76,7 +78,7 @@ class Saving(Sender, kw_only=True):
         """SAVE has come: everything before it has been applied here, or waits for keys that are coming."""
         self.sizes = (save.budget, save.chunk)
         self.anew = self.anew or save.anew
-        reached = -1 if instance.moves.arrivals else save.bound
+        reached = -1 if any(instance.moves.coming()) else save.bound
         self.later.append(Saved(instance.name, instance.part, instance.parts, record.src, record.seq, reached))
 
     def ship(self, instance: Instance, out: Emissions) -> None:
@@ -86,11 +88,11 @@ class Saving(Sender, kw_only=True):
         instance.note_move()
         if not self.asked:
             self._line_up(instance)
-        room = self.move.budget
+        cutter, room = self.cutter, self.budget
         versions: list[Version] = []
-        while room > 0 and (self.carried or self.queue):
-            if self.carried:
-                room = self.carry_stashed(instance, room, out)
+        while room > 0 and (cutter.key or self.queue):
+            if cutter.key:
+                room = self._send_pieces(instance, room, out)
                 continue
             key = self.queue.pop()
             self.lacking.discard(key)
@@ -99,14 +101,14 @@ class Saving(Sender, kw_only=True):
             if saved is None:
                 continue
             epoch = instance.epoch_of(key, saved.src)
-            if self.is_large(saved):
-                self.carried, self.epoch = key, epoch
-                instance.table.stash(self.place, saved)
+            if cutter.is_large(saved):
+                self.epoch = epoch
+                cutter.stash(instance.table, key, saved)
             else:
                 versions.append(Version.of(key, epoch, saved))
                 room -= len(saved.state) + OVERHEAD
         self._send_together(instance, versions, out)
-        if not self.queue and not self.carried:
+        if not self.queue and not cutter.key:
             self._answer(instance, out)
         if self.is_shipping:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
@@ -119,7 +121,7 @@ class Saving(Sender, kw_only=True):
             size += len(version.luggage)
             if size >= CRATE or end == len(versions):
                 crate = Crate.of(self.asked[-1].saving, versions[start:end])
-                self.send(instance, Kind.PARCEL, crate, out, version.bin)
+                self._post(instance, Kind.PARCEL, crate, out, version.bin)
                 start, size = end, 0
 
     def _answer(self, instance: Instance, out: Emissions) -> None:
@@ -128,19 +130,19 @@ class Saving(Sender, kw_only=True):
             before = self.reached.get(src, -1)
             self.reached[src] = before if self._is_early(instance, src) else max(before, answer.reached)
             answer = msgspec.structs.replace(answer, reached=self.reached[src])
-            self.send(instance, Kind.SAVED, answer, out)
+            self._post(instance, Kind.SAVED, answer, out)
             out.notices.append(answer)
         self.asked = []
 
     def _is_early(self, instance: Instance, src: str) -> bool:
         """Whether keys are gone, their last changes unsaved, that a router still counts as ours."""
         moves = instance.moves
-        leaving = any(role.closed and src not in role.begun for role in moves.departures.values())
+        leaving = any(role.closed and src not in role.begun for role in moves.switches_out.values())
         return leaving or any(src not in eviction.seen for eviction in moves.evictions.values())
 
     def give_up(self, instance: Instance) -> None:
         """Keys have been taken away: what is being saved never ends, and all that is left must be saved once more."""
-        self.put_down(instance)
+        self.cutter.put_down(instance.table)
         self.queue, self.asked = [], []
         self.lacking = set(instance.table.entries)
 
@@ -148,18 +150,24 @@ class Saving(Sender, kw_only=True):
         """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
         if self.anew:
             self.lacking, self.anew = {*self.lacking, *instance.table.entries}, False
-        arrivals = instance.moves.arrivals.values()
-        coming = {key for key in self.lacking if any(arrival.takes(key) for arrival in arrivals)} if arrivals else set()
+        roles = list(instance.moves.coming())
+        coming = {key for key in self.lacking if any(role.takes(key) for role in roles)} if roles else set()
         self.queue, self.lacking = sorted(self.lacking - coming, reverse=True), coming
         self.asked, self.later = self.later, []
-        self.move = msgspec.structs.replace(self.move, budget=self.sizes[0], chunk=self.sizes[1])
+        self.budget, self.cutter.chunk = self.sizes
 
-    def send(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
-        """Post a message to the store; a piece of the large key that is carried becomes one of its version."""
-        if isinstance(body, Parcel):
-            versions = [Version.of(key, self.epoch, luggage) for key, luggage in body.keys.items()]
-            body = Crate.of(self.asked[-1].saving, versions, body.piece, body.pieces)
-        super().send(instance, kind, body, out, bin)
+    def _send_pieces(self, instance: Instance, room: int, out: Emissions) -> int:
+        """Send pieces of the large key that was stashed away; return the room that is left."""
+        key = self.cutter.key
+        pieces, room = self.cutter.cut_stashed(instance.table, room)
+        for piece in pieces:
+            version = Version.of(key, self.epoch, piece.luggage)
+            crate = Crate.of(self.asked[-1].saving, [version], piece.number, piece.total)
+            self._post(instance, Kind.PARCEL, crate, out, version.bin)
+        return room
+
+    def _post(self, instance: Instance, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
+        out.posts.append(instance.post(STORE, kind, body, bin))
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True, gc=False):

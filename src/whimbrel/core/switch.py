@@ -2,12 +2,8 @@
 
 At the source (`SwitchOut`) the keys stop with the batch in which SWITCH comes, ahead of whatever waits in the inbox:
 CLOSED, the destination speaks from now on. What still comes before BEGIN is the keys' backlog: it is not applied but
-sent on. A key leaves with its backlog, as soon as the byte budget allows, in the move's order:
-
-    arrival   keys that records wait for, in the order of arrival, heaviest first; then those seen last (`push`)
-    demand    units that the destination asks for; keys with a backlog go unasked (`fetch`)
-    replica   those of which a standby has no fresh copy, by name; the others are there already (replica.py)
-    key       by name: what the others are measured against
+sent on. A key leaves with its backlog, as soon as the byte budget allows, in the order of the move's schedule
+(schedules.py).
 
 At the destination (`SwitchIn`) a key's own records wait until it opens: until its state is here, or known not to
 exist, and the source has PASSED, that is, has sent on everything older. Then it lives as if it had always been here.
@@ -19,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
 
 from whimbrel.core.arrival import Receiver, catch_up
-from whimbrel.core.departure import OVERHEAD, Sender
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
+from whimbrel.core.parcels import OVERHEAD, Parcels, reaching
 from whimbrel.core.record import (
     Buffered,
     Closed,
@@ -40,6 +38,7 @@ from whimbrel.core.record import (
     Shipped,
     Tick,
 )
+from whimbrel.core.schedules import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -49,9 +48,11 @@ ENTRY = 20
 """Offsets without these bits are places of log entries: what came in one entry came at the same moment."""
 
 
-class SwitchOut(Sender, kw_only=True, tag=True):
+class SwitchOut(msgspec.Struct, kw_only=True):
     """How far a switch has come at one part of its source. Sets name the routers a marker has come from."""
 
+    move: Move
+    parcels: Parcels
     begun: dict[str, int] = {}
     """By router: the `seq` at which its BEGIN stood."""
     cut: set[str] = set()
@@ -80,9 +81,20 @@ class SwitchOut(Sender, kw_only=True, tag=True):
     passed: bool = False
     shipped: bool = False
 
+    @classmethod
+    def of(cls, move: Move) -> SwitchOut:
+        """That of a move that begins."""
+        return cls(move=move, parcels=Parcels.of(move))
+
+    @property
+    def schedule(self) -> Schedule:
+        """In which order the keys leave."""
+        return SCHEDULES[self.move.order]
+
     @property
     def hurries(self) -> bool:
-        return self.move.order == "demand" and not self.shipped
+        """Whether keys stand still elsewhere until they have been asked for here."""
+        return self.schedule.asks and not self.shipped
 
     def takes(self, key: str) -> bool:
         """Whether a record of this key belongs into its backlog."""
@@ -100,9 +112,9 @@ class SwitchOut(Sender, kw_only=True, tag=True):
             self.cut.add(record.src)
             if self.cut == self.move.routers:
                 instance.epochs.put(self.move.selection, self.move.epoch)
-                del instance.moves.departures[self.move.id]
+                del instance.moves.switches_out[self.move.id]
                 part = (self.move.id, instance.name, instance.part, instance.parts)
-                out.notices.append(Left(*part, self.keys, self.state_bytes, self.sent_bytes))
+                out.notices.append(Left(*part, self.keys, self.parcels.state_bytes, self.parcels.sent_bytes))
 
     def note_tick(self, record: Record) -> None:
         """A tick has come: it belongs to the backlog if the keys have stopped and BEGIN is not here."""
@@ -120,7 +132,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def ask_for_all(self, instance: Instance) -> None:
         """The destination asks for something, nobody understands for what: it gets everything, one after the other."""
-        if self.closed and self.move.order == "demand":
+        if self.closed and self.schedule.asks:
             self.rest = instance.keys_in(self.move)[::-1]
 
     def ask(self, instance: Instance, fetch: Fetch) -> None:
@@ -137,7 +149,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         """Close if that has not been done; then send what the budget allows."""
         if not self.closed:
             self._close(instance, out)
-        elif self.move.order != "key":
+        elif self.schedule.looks_ahead:
             self._look_ahead(instance)
         if self.shipped:
             return
@@ -146,9 +158,10 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self._look_up(instance)
         loads = self._load(instance, out)
         left = sorted(key for key in instance.table.waiting if self.takes(key) and key not in instance.table.entries)
-        self.pack(instance, loads, out, {key: self._backlog(instance, key) for key in left}, self.ticks)
+        backlog = {key: self._backlog(instance, key) for key in left}
+        self.parcels.pack(instance, self.move, loads, out, backlog, self.ticks)
         self._tell(instance, out)
-        if self.needed or self.rest or self.carried:
+        if self.needed or self.rest or self.parcels.cutter.key:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
 
     def _close(self, instance: Instance, out: Emissions) -> None:
@@ -156,39 +169,22 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         self.reach = {**instance.positions, **self.begun}
         keys = instance.keys_in(self.move)
         self.keys = self.left = len(keys)
-        if self.move.order == "arrival":  # the last one goes first
-            self.rest = sorted(keys, key=lambda key: (instance.table.entries[key].seq, key))
-        elif self.move.order == "key":
-            self.rest = keys[::-1]
-        elif self.move.order == "replica":
-            self._hand_over(instance, keys)
+        self.schedule.begin(self, instance, keys)
         part = (self.move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
 
-    def _hand_over(self, instance: Instance, keys: list[str]) -> None:
-        """Of a key that the standby has, nothing more has to be done than to forget it."""
-        replication = instance.moves.replications.pop(self.move.id, None)
-        lacking = self.lacking(keys, replication)
-        self.stale = [key for key in keys if key in lacking]
-        self.rest = self.stale[::-1]
-        self.left = len(self.stale)
-        for key in keys:
-            if key not in lacking:
-                saved = instance.table.entries[key].saved
-                self.state_bytes += len(saved.state) if saved else 0
-                self.forget(instance, key)
-        if replication is not None:
-            replication.put_down(instance)
-            self.sent_bytes += replication.sent_bytes
+    def put_down(self, instance: Instance) -> None:
+        """Nothing more leaves with this move."""
+        self.parcels.cutter.put_down(instance.table)
 
     def lacking(self, keys: list[str], replication: Replication | None) -> set[str]:
         """Keys of which the standby has no fresh copy."""
-        return set(keys) if replication is None else {*replication.lacking, replication.carried}
+        return set(keys) if replication is None else {*replication.lacking, replication.parcels.cutter.key}
 
     def _look_ahead(self, instance: Instance) -> None:
         """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
         waiting = [key for key in instance.table.waiting if key in instance.table.entries and self.takes(key)]
-        known = {*self.needed, self.carried}
+        known = {*self.needed, self.parcels.cutter.key}
         ranked = sorted(
             (instance.table.waiting[key][0].offset >> ENTRY, -len(instance.table.waiting[key]), key)
             for key in waiting
@@ -214,23 +210,24 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _load(self, instance: Instance, out: Emissions) -> dict[str, Luggage]:
         """The keys that leave in this batch; pieces of large ones are on their way already."""
+        move, cutter = self.move, self.parcels.cutter
         loads: dict[str, Luggage] = {}
-        room = self.move.budget
-        while room > self._reserve() and (self.carried or self.needed or self.rest):
-            key = self.carried or (self.needed.pop(0) if self.needed else self.rest.pop())
+        room = move.budget
+        while room > (reserve := self._reserve()) and (cutter.key or self.needed or self.rest):
+            key = cutter.key or (self.needed.pop(0) if self.needed else self.rest.pop())
             if key not in instance.table.entries:
                 continue
-            luggage = self.luggage(instance, key, self.reach)
-            if self.is_large(luggage):
-                self.carried = key
-                waited = partial(self._backlog, instance, key)
+            luggage = reaching(instance, key, self.reach)
+            if cutter.is_large(luggage):
+                cutter.key = key
                 reserve = self._reserve()
-                left = self.carry(instance, luggage, room - reserve, out, waited=waited, ticks=self.ticks)
+                waited = partial(self._backlog, instance, key)
+                left = self.parcels.send_cut(instance, move, luggage, room - reserve, out, waited, self.ticks)
                 room = left + reserve
             else:
                 loads[key] = luggage
                 room -= len(luggage.state) + OVERHEAD
-            if not self.carried:
+            if not cutter.key:
                 self.left -= 1
                 self.forget(instance, key)
         return loads
@@ -241,7 +238,7 @@ class SwitchOut(Sender, kw_only=True, tag=True):
         for: more questions will come, and a link that is full of others makes them wait."""
         if self.needed:
             return -self.move.budget
-        return self.move.budget * 3 // 4 if self.move.order == "demand" and not self.carried else 0
+        return self.move.budget * 3 // 4 if self.schedule.asks and not self.parcels.cutter.key else 0
 
     def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
         """What waited for a key here; the destination will speak of it."""
@@ -254,24 +251,27 @@ class SwitchOut(Sender, kw_only=True, tag=True):
 
     def _tell(self, instance: Instance, out: Emissions) -> None:
         """Say which units and keys cannot come any more, and how far we are."""
-        leaving = filter(None, (*self.needed, *self.rest, self.carried)) if self.asked else ()
+        leaving = filter(None, (*self.needed, *self.rest, self.parcels.cutter.key)) if self.asked else ()
         under_way = {unit_of(key, self.move.split) for key in leaving}
         gone = [unit for unit in self.asked if unit not in under_way]
         self.asked = [unit for unit in self.asked if unit in under_way]
         if gone or self.absent:
-            self.send(instance, Kind.PARCEL, Parcel(self.move.id, EVERY_BIN, {}, absent=self.absent, units=gone), out)
+            self._send(instance, Kind.PARCEL, Parcel(self.move.id, EVERY_BIN, {}, absent=self.absent, units=gone), out)
             self.absent = []
         part = (self.move.id, instance.part, instance.parts)
         if not self.passed and self.begun.keys() == self.move.routers:
             self.passed = True
-            self.send(instance, Kind.PASSED, Passed(*part, self.ticks, self.stale), out)
+            self._send(instance, Kind.PASSED, Passed(*part, self.ticks, self.stale), out)
         if self.passed and not self.left:
             self.shipped = True
             self.needed, self.rest, self.asked = [], [], []
-            self.send(instance, Kind.SHIPPED, Shipped(*part), out)
+            self._send(instance, Kind.SHIPPED, Shipped(*part), out)
+
+    def _send(self, instance: Instance, kind: Kind, body: Any, out: Emissions) -> None:
+        self.parcels.send(instance, self.move, kind, body, out)
 
 
-class SwitchIn(Receiver, kw_only=True, tag=True):
+class SwitchIn(Receiver, kw_only=True):
     """How far a switch has come at one part of its destination. Sets name the routers a marker has come from."""
 
     move: Move
@@ -297,7 +297,13 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
     """The source has forgotten what it sent."""
 
     @property
+    def schedule(self) -> Schedule:
+        """In which order the keys come."""
+        return SCHEDULES[self.move.order]
+
+    @property
     def hurries(self) -> bool:
+        """Whether keys stand still until their parcel comes, and live as soon as it is here."""
         return not self.ready
 
     def takes(self, key: str) -> bool:
@@ -325,7 +331,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         return (
             self._part(key) in self.shipped
             or key in self.absent
-            or (self.move.order == "demand" and unit_of(key, self.move.split) in self.units)
+            or (self.schedule.asks and unit_of(key, self.move.split) in self.units)
         )
 
     def _part(self, key: str) -> int:
@@ -354,6 +360,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
                 standby = instance.moves.standbys.pop(self.move.id, None)
                 if standby is not None:
                     standby.clear(instance)
+                del instance.moves.switches_in[self.move.id]
                 self.own(instance, self.move, out)
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
@@ -363,7 +370,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
             instance.table.install(key, luggage)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = backlog.get(key, [])
-            if older and self.move.order == "replica":
+            if older and self.schedule.copies:
                 instance.table.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
             if key in instance.table.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
@@ -378,7 +385,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
         self.parts = passed.parts
         self.passed.add(passed.part)
         stale = set(passed.stale)
-        for key in sorted(instance.table.replicas) if self.move.order == "replica" else ():
+        for key in sorted(instance.table.replicas) if self.schedule.copies else ():
             if self.takes(key) and self._part(key) == passed.part and key not in stale:
                 instance.table.promote(key)
         here = [key for key in sorted(instance.table.entries) if self.takes(key) and self._part(key) == passed.part]
@@ -414,7 +421,7 @@ class SwitchIn(Receiver, kw_only=True, tag=True):
 
         Not before a BEGIN: then the source, too, has been told of the move.
         """
-        if self.move.order != "demand" or not self.begun or (self.parts and len(self.shipped) == self.parts):
+        if not self.schedule.asks or not self.begun or (self.parts and len(self.shipped) == self.parts):
             return
         split = self.move.split
         waiting = sorted((held[0].offset, key) for key, held in instance.table.waiting.items() if self.takes(key))

@@ -133,7 +133,7 @@ def check_end(world: World) -> None:
             continue
         if any(part.moves.evictions for part in actor.parts):
             raise Violation("settled", f"{name} still waits for routers that must stop to send it records")
-        if any(part.table.waiting or part.moves.arrivals or part.moves.departures for part in actor.parts):
+        if any(part.table.waiting or part.moves.open for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
         if any(part.table.stashed or part.table.gathered for part in actor.parts):
             raise Violation("settled", f"{name} still has pieces of a state")

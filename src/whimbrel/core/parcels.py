@@ -1,0 +1,194 @@
+"""State on its way out of a part: keys in parcels of one bin each, a large key in pieces, all within a byte budget.
+
+A role that sends state (departure.py, switch.py, replica.py, saving.py) holds a `Cutter`, and one that sends parcels
+with a move a `Parcels` around it. Both last with the role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.record import Buffered, Emissions, Kind, Luggage, Move, Parcel, Tick
+
+if TYPE_CHECKING:
+    from whimbrel.core.instance import Instance
+    from whimbrel.core.table import KeyTable
+
+OVERHEAD = 64
+"""Bytes that a key takes in a parcel beside its state, about."""
+
+
+class Piece(NamedTuple):
+    """A piece of a large key: number `number` of `total`."""
+
+    luggage: Luggage
+    number: int
+    total: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the key has left with it."""
+        return self.number == self.total - 1
+
+
+class Cutter(msgspec.Struct):
+    """Cuts one large key at a time into pieces, over several batches if need be."""
+
+    owner: str
+    """The move it leaves with, or what else takes it: several may cut the same key."""
+    chunk: int
+    """A key with more state than this many bytes is large."""
+    key: str = ""
+    """The large key that is being cut; empty: none."""
+    number: int = 0
+    """Of its next piece."""
+
+    def is_large(self, luggage: Luggage) -> bool:
+        """Whether a key has more state than one parcel takes."""
+        return len(luggage.state) > self.chunk
+
+    @property
+    def place(self) -> str:
+        """Where the key that is being cut is stashed away."""
+        return f"{self.owner} {self.key}"
+
+    def cut(self, luggage: Luggage, room: int) -> tuple[list[Piece], int]:
+        """The next pieces of the key that is being cut, as long as there is room; and the room that is left."""
+        size, state = self.chunk, luggage.state
+        total, pieces = -(-len(state) // size), list[Piece]()
+        while room > 0 and self.key:
+            piece = Piece(
+                msgspec.structs.replace(luggage, state=state[self.number * size : (self.number + 1) * size]),
+                self.number,
+                total,
+            )
+            pieces.append(piece)
+            room -= len(piece.luggage.state) + OVERHEAD
+            self.key, self.number = ("", 0) if piece.is_last else (self.key, self.number + 1)
+        return pieces, room
+
+    def stash(self, table: KeyTable, key: str, luggage: Luggage) -> None:
+        """Begin with a key that is served meanwhile: what leaves is its state as it is now."""
+        self.key = key
+        table.stash(self.place, luggage)
+
+    def cut_stashed(self, table: KeyTable, room: int) -> tuple[list[Piece], int]:
+        """As `cut`, of a key that was stashed away."""
+        place = self.place
+        pieces, room = self.cut(table.stashed[place], room)
+        if not self.key:
+            table.stash(place, None)
+        return pieces, room
+
+    def put_down(self, table: KeyTable) -> None:
+        """Cut nothing any more."""
+        if self.place in table.stashed:
+            table.stash(self.place, None)
+        self.key, self.number = "", 0
+
+
+class Parcels(msgspec.Struct):
+    """The parcels that a part sends to the destination of a move; counts what has left."""
+
+    cutter: Cutter
+    state_bytes: int = 0
+    sent_bytes: int = 0
+    numbers: dict[int, int] = {}
+    """By bin: how many have been sent."""
+
+    @classmethod
+    def of(cls, move: Move) -> Parcels:
+        """Those of a move that begins."""
+        return cls(Cutter(move.id, move.chunk))
+
+    def pack(
+        self,
+        instance: Instance,
+        move: Move,
+        loads: Mapping[str, Luggage],
+        out: Emissions,
+        backlog: Mapping[str, list[Buffered]] | None = None,
+        ticks: Sequence[Tick] = (),
+        kind: Kind = Kind.PARCEL,
+    ) -> None:
+        """Send keys, and what waited for keys: one parcel a bin."""
+        by_bin: dict[int, dict[str, Luggage]] = {}
+        for key, luggage in loads.items():
+            self.state_bytes += len(luggage.state)
+            by_bin.setdefault(bin_of(key), {})[key] = luggage
+        behind: dict[int, dict[str, list[Buffered]]] = {}
+        for key, records in (backlog or {}).items():
+            behind.setdefault(bin_of(key), {})[key] = records
+        for bin in {**by_bin, **behind}:
+            states, waited = by_bin.get(bin, {}), behind.get(bin, {})
+            parcel = Parcel(move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.table.shape)
+            self.send(instance, move, kind, parcel, out, bin)
+
+    def send_stashed(self, instance: Instance, move: Move, room: int, out: Emissions, kind: Kind = Kind.PARCEL) -> int:
+        """Send pieces of the large key that was stashed away, as long as there is room; return the room left."""
+        key = self.cutter.key
+        pieces, room = self.cutter.cut_stashed(instance.table, room)
+        self._send_pieces(instance, move, key, pieces, out, kind)
+        return room
+
+    def send_cut(
+        self,
+        instance: Instance,
+        move: Move,
+        luggage: Luggage,
+        room: int,
+        out: Emissions,
+        waited: Callable[[], list[Buffered]],
+        ticks: Sequence[Tick],
+    ) -> int:
+        """Send pieces of a large key that has stopped. What has waited for it goes with the last piece: not after it,
+        for then the key is open."""
+        key = self.cutter.key
+        pieces, room = self.cutter.cut(luggage, room)
+        self._send_pieces(instance, move, key, pieces, out, Kind.PARCEL, waited, ticks)
+        return room
+
+    def _send_pieces(
+        self,
+        instance: Instance,
+        move: Move,
+        key: str,
+        pieces: list[Piece],
+        out: Emissions,
+        kind: Kind,
+        waited: Callable[[], list[Buffered]] = list,
+        ticks: Sequence[Tick] = (),
+    ) -> None:
+        for piece in pieces:
+            self.state_bytes += len(piece.luggage.state)
+            records = waited() if piece.is_last else []
+            parcel = Parcel(
+                move.id,
+                bin_of(key),
+                {key: piece.luggage},
+                piece.number,
+                piece.total,
+                backlog={key: records} if records else {},
+                ticks=list(ticks),
+                shape=instance.table.shape,
+            )
+            self.send(instance, move, kind, parcel, out, parcel.bin)
+
+    def send(self, instance: Instance, move: Move, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
+        """Post a message to the destination of the move, and count it."""
+        if kind == Kind.PARCEL:
+            self.numbers[bin] = self.numbers.get(bin, 0) + 1
+        post = instance.post(move.destination, kind, body, bin)
+        self.sent_bytes += len(post.body)
+        out.posts.append(post)
+
+
+def reaching(instance: Instance, key: str, reach: Mapping[str, int]) -> Luggage:
+    """A key's state, with the place up to which it reaches in its router's stream; `reach`: by router, how far."""
+    saved = instance.table.entries[key].saved
+    assert saved is not None, "every key is sealed before it is shipped"
+    return msgspec.structs.replace(saved, seq=max(saved.seq, reach.get(saved.src, -1)))
