@@ -161,7 +161,7 @@ class Arrival(Receiver):
         if not self.parts or len(self.shipped) < self.parts:
             return
         lacking = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
-        if self.taken < self.sent and instance.turn_down({self.move.id: self}, lacking, out):
+        if self.taken < self.sent and instance.incoming.turn_down({self.move.id: self}, lacking, out):
             return  # what could not be read did not say that it was ours
         for key in sorted(key for key in instance.table.waiting if self.takes(key)):
             self._catch_up(instance, key, out)

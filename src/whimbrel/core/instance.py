@@ -12,37 +12,33 @@ leave is in departure.py, while keys come in arrival.py; a move that switches at
 central store is in saving.py, what comes out of it in restoration.py.
 
 What comes from another instance may be damaged, or of another version: it is taken as a whole or refused as a whole
-(`_arrive`), and the coordinator hears why.
+(incoming.py), and the coordinator hears why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, ClassVar
 
 from whimbrel.core import wire
-from whimbrel.core.arrival import Arrival
 from whimbrel.core.delta import LARGE_DELTA, packed, unpacked
 from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
+from whimbrel.core.incoming import Incoming
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
-from whimbrel.core.moves import Coming, Leaving, Moves, Taking
+from whimbrel.core.moves import Coming, Leaving, Moves
 from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import (
     Emissions,
     Fetch,
     Kind,
     Move,
-    Parcel,
-    Passed,
     Post,
     Record,
-    Rejected,
     Save,
-    Shipped,
 )
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Restoration, evict
@@ -53,9 +49,6 @@ from whimbrel.core.table import Entry, KeyTable
 
 _KIND = itemgetter(Record._fields.index("kind"))
 """Asked of every record: as fast as it goes."""
-
-REFUSED = " "
-"""Where messages are gathered that were refused and cannot be had again; no move and no key has this name."""
 
 
 @lru_cache(maxsize=16)
@@ -82,6 +75,7 @@ class Instance:
         self.table = KeyTable(operator.State, event_type)
         self.serving = self.serving_type(name, operator, self.table)
         self.moves = Moves()
+        self.incoming = Incoming(self)
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
         """By router: how far we have come in its stream."""
@@ -225,105 +219,22 @@ class Instance:
             return moves.switches_in.setdefault(
                 move.id, SwitchIn(move=move, rejected=copies.rejected if copies else "")
             )
-        arrival = self._arrival(move.id, out)
+        arrival = self.incoming.arrival(move.id, out)
         arrival.move = move
         return arrival
 
-    def _is_off(self, move: str) -> bool:
+    def is_off(self, move: str) -> bool:
         """Whether nothing that is still said of a move counts here."""
         return move in self.moves.aborted or move in self.moves.ended
 
-    def _arrival(self, id: str, out: Emissions) -> Arrival:
-        """Our part in a move that brings keys, though only its parcels may have come."""
-        arrivals = self.moves.arrivals
-        if id not in arrivals:
-            arrivals[id] = Arrival()
-            if self.moves.unread:
-                self.turn_down({id: arrivals[id]}, self.moves.unread, out)
-                self.moves.unread = ""
-        return arrivals[id]
+    # ── Moves: the rest ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _arrive(self, record: Record, out: Emissions) -> None:
-        """Something comes from another instance: take all of it, or nothing."""
-        try:
-            message = wire.unpack(record.body, self._messages[record.kind])
-            if self._is_off(message.move):
-                return
-            id, copies = message.move, record.kind in (Kind.REPLICA, Kind.REPLICATED)
-            if copies and id not in self.moves.standbys:
-                return
-            role: Taking = self.moves.standbys[id] if copies else self.moves.coming_with(id) or self._arrival(id, out)
-            self._moved |= record.kind != Kind.REPLICA or message.pieces > 1
-            if role.rejected and role.keeps:
-                self._keep(record)
-            elif isinstance(message, Parcel):
-                role.install(self, message, out)
-            elif isinstance(message, Shipped):
-                role.complete(self, message, out)
-            elif id in self.moves.switches_in:
-                self.moves.switches_in[id].pass_on(self, message, out)
-            else:
-                raise Corrupt(f"move {id} passes nothing on")
-        except (Corrupt, NewerFormat) as error:
-            self._reject(record, error, out)
-
-    _messages: ClassVar[dict[int, Any]] = {
-        Kind.PARCEL: Parcel,
-        Kind.REPLICA: Parcel,
-        Kind.SHIPPED: Shipped,
-        Kind.REPLICATED: Shipped,
-        Kind.PASSED: Passed,
-    }
-
-    # ── Moves: what cannot be taken ──────────────────────────────────────────────────────────────────────────────
-
-    def _reject(self, record: Record, error: Exception, out: Emissions) -> None:
-        """Refuse what came with a move. If it cannot be read, it may have come with any that is not complete, and with
-        one that has not begun here: the next to do so is called off as well."""
-        self._moved = True
-        copies = record.kind in (Kind.REPLICA, Kind.REPLICATED)
-        reason = f"{self.name} refuses a {Kind(record.kind).name}: {error}"
-        moves = self.moves
-        roles: dict[str, Taking] = {
-            **(moves.standbys if copies else {**moves.arrivals, **moves.switches_in, **moves.restorations})
-        }
-        try:
-            id = wire.unpack(record.body, self._messages[record.kind]).move
-            roles = {id: roles[id]}
-        except (Corrupt, NewerFormat):
-            self.moves.unread = self.moves.unread if copies else f"{reason}; it came before this move had begun"
-        concerned = {id: role for id, role in roles.items() if not role.ready}
-        self.turn_down(concerned, reason, out)
-        if any(role.keeps for role in concerned.values()):
-            self._keep(record)
-
-    def turn_down(self, roles: Mapping[str, Taking], reason: str, out: Emissions) -> bool:
-        """These cannot become ready (True); whoever can call them off is told why."""
-        for id, role in roles.items():
-            if not role.rejected:
-                role.rejected = reason
-                out.notices.append(Rejected(id, self.name, self.part, self.parts, reason))
-        return True
-
-    def _keep(self, record: Record) -> None:
-        """Keep a message that nobody else has, until it can be read."""
-        self.table.keep_piece(REFUSED, wire.pack((record.kind, record.body)))
-
-    def _try_again(self, out: Emissions) -> None:
-        """Look once more at what was refused, in the order in which it came: this may be another version."""
-        self._moved = True
-        kept = self.table.give_pieces(REFUSED)
-        for role in self.moves.taking():
-            role.rejected = "" if role.keeps else role.rejected
-        for blob in kept:
-            kind, body = wire.unpack(blob, tuple[int, bytes])
-            self._arrive(Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, body), out)
-
-    # ── Moves: the rest ──────────────────────────────────────────────────────────────────────────────────────────
+        self.incoming.take(record, out)
 
     def _hint(self, record: Record, out: Emissions) -> None:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
-        if self._is_off(id):
+        if self.is_off(id):
             return
         self.moves.switches_out[id].hint(self, keys)
 
@@ -339,7 +250,7 @@ class Instance:
 
     def _replicate(self, record: Record, out: Emissions) -> None:
         move = _move(record.body)
-        if self._is_off(move.id):
+        if self.is_off(move.id):
             return
         self._moved = True
         if move.source == self.name:
@@ -351,7 +262,7 @@ class Instance:
     def _cease(self, record: Record, out: Emissions) -> None:
         """A standby is not wanted. We may never have heard of it: its coordinator died before it could tell us."""
         move = _move(record.body)
-        if self._is_off(move.id):
+        if self.is_off(move.id):
             return
         self._moved = True
         if move.source == self.name:
@@ -366,8 +277,8 @@ class Instance:
     def _nudge(self, record: Record, out: Emissions) -> None:
         """One without a body comes from the host at its start: it may be another version, so what was refused is tried
         again. Here and not while loading: a batch that is repeated after a restart must do what it did before."""
-        if not record.body and REFUSED in self.table.gathered:
-            self._try_again(out)
+        if not record.body and self.incoming.has_refused:
+            self.incoming.try_again(out)
 
     def _save(self, record: Record, out: Emissions) -> None:
         save = wire.unpack(record.body, Save)

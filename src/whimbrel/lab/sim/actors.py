@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from whimbrel.core.gate import Gate
-from whimbrel.core.instance import REFUSED, Instance
+from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, part_of
 from whimbrel.core.protocols.machine import Command
 from whimbrel.core.record import (
@@ -206,7 +206,7 @@ class InstanceActor(Actor):
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.deltas, strict=True):
             part.load(deltas)
-        if any(REFUSED in part.table.gathered for part in self.parts):  # a start is a record, as the real host makes it
+        if any(part.incoming.has_refused for part in self.parts):  # a start is a record, as the real host makes it
             nudge, inbox = as_record(Post(self.name, Kind.NUDGE, EVERY_BIN, b"")), self.world.inboxes[self.name]
             number = inbox.counter("start", Lane.CONTROL) + 1
             inbox.append([nudge], count=1, writer="start", counter=number, lane=Lane.CONTROL)

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
+from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Kind, Move, Record, Result
 from whimbrel.core.restoration import Eviction, Restoration
@@ -77,7 +78,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "coverage": (GatewayActor, "covered", _trim_what_is_routed),
     "confirming": (StoreActor, "counts", lambda self, saved: True),
     "eviction": (Eviction, "drops", lambda self, record: False),
-    "refusal": (Instance, "turn_down", lambda self, roles, reason, out: None),
+    "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
 }
 
