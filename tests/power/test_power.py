@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 import whimbrel as wb
 from tests.power.disk import Disk, build_shim
 from tests.power.job import expected, job
-from whimbrel.chaos.deployed import SHORT_LIFE
 from whimbrel.core.errors import Refused, Stop, WhimbrelError
+from whimbrel.lab.chaos.deployed import SHORT_LIFE
 
 FAILURES = int(os.environ.get("WHIMBREL_POWER_FAILURES", "3"))
 """How many, of each durability."""
