@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scripts import diagrams, journeys
-from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core import record
+from whimbrel.core.protocols import PROTOCOLS, machine
+from whimbrel.log import EmbeddedLog
+from whimbrel.orchestrator.journal import GatewayJournal, Journal
+from whimbrel.spark.nearby import NOWHERE
 from whimbrel.spark.session import NEEDED, TUNED
+from whimbrel.spark.stored import HEAD, StoredPart
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -137,3 +145,44 @@ def test_every_spark_setting_has_its_reason_and_no_other() -> None:
     cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
     told = {setting for cell in cells for setting in re.findall(r"`(spark\.[\w.]+)`", cell)}
     assert told == {*NEEDED, *TUNED, "spark.executorEnv.PYTHONPATH"}  # the last is known only when a session starts
+
+
+# ── What is on the disk, and how decisions are counted ───────────────────────────────────────────────────────────────
+
+
+def tables(path: Path) -> set[str]:
+    """The tables of a SQLite file."""
+    with closing(sqlite3.connect(path)) as db:
+        return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def test_the_tables_of_logs_and_journals_are_those_that_the_architecture_names(tmp_path: Path) -> None:
+    EmbeddedLog(tmp_path / "a log file").close()
+    Journal(tmp_path / "journal.db").close()
+    GatewayJournal(tmp_path / "gateway.db").close()
+    for name in ("a log file", "journal.db", "gateway.db"):
+        row = next(line for line in ARCHITECTURE.splitlines() if line.startswith((f"| {name} |", f"| `{name}` |")))
+        told = re.sub(r"\([^)]*\)", "", row.split("table", 1)[1])
+        assert set(re.findall(r"`(\w+)`", told.split("|")[0])) == tables(tmp_path / name), name
+
+
+def test_a_part_in_the_state_store_is_stored_as_the_architecture_says() -> None:
+    asked: list[str] = []
+    handle = SimpleNamespace(getMapState=lambda name, *schemas: asked.append(name))
+    StoredPart(handle, NOWHERE)  # type: ignore[arg-type]
+    row = next(line for line in ARCHITECTURE.splitlines() if line.startswith("| a part in Spark's state store |"))
+    assert asked == re.findall(r"map `(\w+)`", row)
+    assert f"{HEAD} → the head" in row
+
+
+def test_decisions_are_counted_without_a_gap() -> None:
+    numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_contributing_names_events_and_commands_that_there_are() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    habit = next(line for line in page.splitlines() if "One word per idea" in line)
+    named = set(re.findall(r"`(\w+)`", habit))
+    assert named, "examples help"
+    assert not [name for name in named if not hasattr(machine, name) and not hasattr(record, name)]
