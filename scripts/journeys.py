@@ -148,8 +148,8 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
         "average", {"average-1": outbox}, [CsvSink(averages)], lambda *notice: None, lambda blob: None, clock.__next__
     )
     outlet.recover(None)
-    outlet.start()
-    outlet.stop()
+    outlet.step(closing=True)
+    outlet.close()
     yield "file", averages.read_text(encoding="utf-8").rstrip()
     inbox.close()
 

@@ -14,9 +14,10 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said, Saved
-from whimbrel.egress.outlet import Outlet, Word
+from whimbrel.egress.outlet import Word
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
+from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
 from whimbrel.orchestrator.journal import GatewayJournal
@@ -83,13 +84,13 @@ class Office:
         self.saved = blob
         self.deed()
 
-    def open(self) -> Outlet:
-        outlet = Outlet("s", self.outboxes, [Watched(self.path, self.deed)], self.hear, self.save, lambda: 1)
+    def open(self) -> ThreadedOutlet:
+        outlet = ThreadedOutlet("s", self.outboxes, [Watched(self.path, self.deed)], self.hear, self.save, lambda: 1)
         outlet.recover(self.saved)
         outlet.start()
         return outlet
 
-    def run(self) -> Outlet:
+    def run(self) -> ThreadedOutlet:
         """Let an outlet deliver all that is there; start another one when it dies."""
         while True:
             outlet = self.open()
@@ -273,7 +274,7 @@ def test_a_sink_that_would_rather_wait_is_committed_at_the_end_all_the_same(tmp_
     boxes = {"s-1": MemoryLog()}
     saved: list[bytes] = []
     sink: Sink = ParquetSink(tmp_path / "out")
-    outlet = Outlet("s", boxes, [sink], _never, saved.append, lambda: 1)
+    outlet = ThreadedOutlet("s", boxes, [sink], _never, saved.append, lambda: 1)
     outlet.recover(None)
     outlet.start()
     boxes["s-1"].append(said((results("a", 0, 1), [])), count=1, writer="s", counter=0)
@@ -317,9 +318,9 @@ class Treasury(Office):
         self.journal.keep("outlet/s", blob, reached)
         self.deed()
 
-    def open(self) -> Outlet:
+    def open(self) -> ThreadedOutlet:
         sinks: list[Sink] = [Watched(self.path, self.deed)]
-        outlet = Outlet("s", self.outboxes, sinks, self.hear, self.save, lambda: 1, keep=self.keep)
+        outlet = ThreadedOutlet("s", self.outboxes, sinks, self.hear, self.save, lambda: 1, keep=self.keep)
         outlet.recover(self.journal.load("outlet/s"), self.journal.reached("outlet/s"))
         outlet.start()
         return outlet
@@ -375,5 +376,5 @@ def test_a_saving_is_told_when_it_counts(tmp_path: Path) -> None:
 
 
 def test_a_fence_that_nobody_raises_is_not_there(tmp_path: Path) -> None:
-    outlet = Outlet("s", {}, [], lambda *heard: None, lambda blob: None, lambda: 1)
+    outlet = ThreadedOutlet("s", {}, [], lambda *heard: None, lambda blob: None, lambda: 1)
     assert not outlet.fence(LOST, 0)

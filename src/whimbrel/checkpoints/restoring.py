@@ -16,7 +16,7 @@ from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Post
 from whimbrel.core.restoration import loads
 from whimbrel.core.saving import Version
-from whimbrel.egress.outlet import Outlet
+from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane, Log
@@ -34,7 +34,7 @@ class Restoring:
     """Restorations of one stage, as far as its gateway takes part."""
 
     def __init__(
-        self, stage: str, gateway: Gateway, outlet: Outlet, inbox_of: Callable[[str], Log], store: CentralStore
+        self, stage: str, gateway: Gateway, outlet: ThreadedOutlet, inbox_of: Callable[[str], Log], store: CentralStore
     ) -> None:
         self._stage, self._gateway, self._outlet, self._inbox_of = stage, gateway, outlet, inbox_of
         self._store = store

@@ -8,8 +8,9 @@ told after that: were the orchestrator to act on it before, the next epoch of a 
 the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
 results do not.
 
-An error that may pass (a full disk, a journal that is locked) ends nothing: the outlet goes back to its last commit, as
-after a crash, and tries again, for as long as it takes.
+The outlet has no thread: `step` does all there is to do, and whoever drives it decides when. In the product that is a
+thread (threaded.py), in the simulator a seed. A step that raises leaves the outlet torn; the next one first goes back
+to the last commit, as after a crash.
 
 If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
 that with the rest. A restoration asks for it, after a fence (core/gate.py).
@@ -17,7 +18,6 @@ that with the rest. A restoration asks for it, after a fence (core/gate.py).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +32,6 @@ from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
 from whimbrel.egress.sinks import Mark, Sink, Unfit
-from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Log
 
@@ -68,7 +67,7 @@ class Commit(msgspec.Struct):
 
 
 class Outlet:
-    """The outlet of one stage."""
+    """The outlet of one stage, driven step by step."""
 
     def __init__(
         self,
@@ -80,11 +79,12 @@ class Outlet:
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
+        uptime: Callable[[], float] = time.monotonic,
     ) -> None:
         """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
         numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
         its receiver is not there. A `Saved` is passed on when the gate has confirmed it. `keep`, if there is a central
-        store, in place of `save`."""
+        store, in place of `save`. `uptime`: seconds that only grow."""
         self._keep = keep
         self.reached: dict[str, int] = {}
         """By key: the `seq` up to which its results are out. With a store only."""
@@ -94,7 +94,8 @@ class Outlet:
         """What it was instead at the last commit."""
         self._last: bytes | None = None
         """The last commit."""
-        self._fences: list[tuple[Move, threading.Event]] = []
+        self._fences: list[tuple[Move, Callable[[], None]]] = []
+        """Fences that are to be raised, and whom to tell when they last."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
         self.gate = Gate()
@@ -102,13 +103,11 @@ class Outlet:
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: how much state that had when it last spoke."""
-        self.error: Exception | None = None
-        """What it failed of, for good."""
-        self.backoff = Backoff()
-        self._wake = threading.Event()
-        self._stopping = False
         self._patience = max((sink.patience for sink in sinks), default=0.0)
-        self._committed = time.monotonic()
+        self._uptime = uptime
+        self._committed = uptime()
+        self._has_begun = self._is_torn = False
+        """Whether it has told what an earlier life left untold, and whether its last step has failed half way."""
         self._dirty: dict[str, int] = {}
         self._untold: list[Numbered] = []
         self._number = 0
@@ -116,7 +115,6 @@ class Outlet:
         """When to try again to tell what nobody has heard."""
         self._told = False
         """Something was told since the last commit, and would be told again after a crash."""
-        self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
 
     def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
         """Take positions, gate and sinks back to the last commit; `reached`: all that was ever kept of it."""
@@ -149,64 +147,65 @@ class Outlet:
         for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
             sink.open(mark)
 
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Deliver what is there, and stop."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+    def close(self) -> None:
+        """Let the sinks go."""
         for sink in self.sinks:
             sink.close()
 
-    def fence(self, move: Move, timeout: float) -> bool:
-        """Let nothing of a lost owner out any more. Whether it lasts; False: not yet, ask again."""
-        done = threading.Event()
-        self._fences.append((move, done))
-        self._wake.set()
-        return done.wait(timeout)
+    def ask_fence(self, move: Move, raised: Callable[[], None]) -> None:
+        """Let nothing of a lost owner out any more, from the next step on. `raised` is called when that lasts."""
+        self._fences.append((move, raised))
 
     def delivered_of(self, selection: Selection) -> dict[str, int]:
         """By key: up to which `seq` its results are out. It changes no more for keys that are fenced."""
         return {key: seq for key, seq in list(self.reached.items()) if key in selection}
-
-    def wake(self) -> None:
-        """Something may have been written."""
-        self._wake.set()
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that has been written has been delivered."""
         return not self._untold and all(self.has_delivered(name) for name in list(self.outboxes))
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether everything that has been read is committed."""
+        return not self._dirty
+
     def has_delivered(self, name: str) -> bool:
         """Whether everything that has been written to an outbox has been delivered; true of one that is gone."""
         box = self.outboxes.get(name)
         return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
-    def _run(self) -> None:
-        while True:
-            try:
-                if self.backoff.error is not None:
-                    self._go_back()
-                self._deliver()
-                return
-            except Exception as error:  # told by status, and by whoever waits
-                if not may_pass(error) or self._stopping:
-                    self.error = error
-                    return
-                pause = self.backoff.failed(error)
-            self._wake.clear()
-            self._rest(pause)
+    def step(self, *, closing: bool = False) -> bool:
+        """Deliver what is new, commit if that is due, tell what is committed; return whether there was something new.
 
-    def _rest(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._wake.wait(left)
-            self._wake.clear()
+        `closing`: nobody waits for later steps, everything is to be committed. Raises what outboxes, sinks, `save` and
+        `hear` raise; then the next step begins at the last commit.
+        """
+        try:
+            if self._is_torn:
+                self._go_back()
+                self._is_torn = False
+            if not self._has_begun:
+                self._begin()
+            worked = self._pass()
+            if self._fences:
+                self._raise_fences()
+            if self._dirty and (closing or self._untold or self._uptime() - self._committed >= self._patience):
+                self._commit()
+            if not self._dirty:
+                self._tell()
+            if closing and not worked and self._told:
+                self._commit()
+        except Exception:
+            self._is_torn = True
+            raise
+        return worked
+
+    def _begin(self) -> None:
+        if self._last is None:
+            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
+        self._tell()
+        self._has_begun = True
 
     def _go_back(self) -> None:
         """Take everything back to the last commit, as a crash would."""
@@ -220,30 +219,8 @@ class Outlet:
                 del self.reached[key]
             else:
                 self.reached[key] = seq
-        self._moved, self._before = {}, {}
+        self._moved, self._before, self._has_begun = {}, {}, False
         self._restore(self._last)
-
-    def _deliver(self) -> None:
-        if self._last is None:
-            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
-        self._tell()
-        while True:
-            stopping = self._stopping
-            worked = self._pass()
-            if self._fences:
-                self._raise_fences()
-            if self._dirty and (stopping or self._untold or time.monotonic() - self._committed >= self._patience):
-                self._commit()
-            if not self._dirty:
-                self.backoff.succeeded()
-                self._tell()
-            if stopping and not worked:
-                if self._told:
-                    self._commit()
-                return
-            if not worked:
-                self._wake.wait(0.05)
-                self._wake.clear()
 
     def _pass(self) -> bool:
         """Read what is new in every outbox, no more than a chunk of each, and deliver it."""
@@ -309,16 +286,16 @@ class Outlet:
         self._commit()
         self._tell()
         del self._fences[: len(fences)]
-        for _, done in fences:
-            done.set()
+        for _, raised in fences:
+            raised()
 
     def _tell(self) -> None:
         """Tell what is committed, as far as somebody hears it."""
-        while self._untold and time.monotonic() >= self._try_at:
+        while self._untold and self._uptime() >= self._try_at:
             try:
                 self._hear(*self._untold[0])
             except Retry:
-                self._try_at = time.monotonic() + RETRY
+                self._try_at = self._uptime() + RETRY
                 return
             del self._untold[0]
             self._told = True
@@ -339,4 +316,4 @@ class Outlet:
             if name in self.outboxes:
                 # The last entry stays: its range says how far the instance has come.
                 self.outboxes[name].trim(position - 1)
-        self._dirty, self._told, self._committed = {}, False, time.monotonic()
+        self._dirty, self._told, self._committed = {}, False, self._uptime()

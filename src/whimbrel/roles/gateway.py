@@ -24,8 +24,9 @@ from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
-from whimbrel.egress.outlet import Outlet, Watch, Word
+from whimbrel.egress.outlet import Watch, Word
 from whimbrel.egress.sinks import Sink, StageSink, Unfit
+from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
@@ -95,7 +96,7 @@ class StageFlow:
         """If there is a central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
-        self.outlet = Outlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
+        self.outlet = ThreadedOutlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
         check_way_out(stage.name, committed, self._outboxes, following)
