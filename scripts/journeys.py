@@ -49,10 +49,10 @@ from whimbrel.egress.sinks import CsvSink
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake, parse_schema
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog, codec
+from whimbrel.log.carrier import join_outgoing
 from whimbrel.log.contract import Log
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
-from whimbrel.spark.sink import join_outgoing
 from whimbrel.spark.source import InboxReader, Reading
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -103,7 +103,7 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
         ingress,
         MemoryLog(),
         {"average-1": inbox}.__getitem__,
-        SCHEMA,
+        codec.ArrowCodec(SCHEMA),
         clock.__next__,
         uptime=lambda: 0,
     )
@@ -205,7 +205,7 @@ class Harness:
             MemoryLog(),
             MemoryLog(),
             self.inbox_of,
-            SCHEMA,
+            codec.ArrowCodec(SCHEMA),
             self.ticks.__next__,
             uptime=lambda: 0,
         )

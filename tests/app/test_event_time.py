@@ -40,7 +40,7 @@ class Clocks:
             self.logs["ingress"],
             self.logs["known"],
             self.logs.__getitem__,
-            SCHEMA,
+            codec.ArrowCodec(SCHEMA),
             lambda: NOW + self.elapsed + self.off,
             uptime=lambda: self.elapsed * 1000,
             **self.options,

@@ -20,7 +20,7 @@ from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake, parse_schema
 from whimbrel.log import EmbeddedLog
-from whimbrel.log.codec import records
+from whimbrel.log.codec import ArrowCodec, records
 from whimbrel.log.memory import MemoryLog
 
 SCHEMA = parse_schema("sensor string, value double")
@@ -34,7 +34,9 @@ class Line:
         self.inbox: MemoryLog = before.inbox if before else MemoryLog()
         self.buried: MemoryLog = before.buried if before else MemoryLog()
         router = Router("gateway", RouteTable("s-1"))
-        self.gateway = Gateway(router, self.ingress, MemoryLog(), lambda name: self.inbox, SCHEMA, lambda: 1)
+        self.gateway = Gateway(
+            router, self.ingress, MemoryLog(), lambda name: self.inbox, ArrowCodec(SCHEMA), lambda: 1
+        )
         self.gateway.recover(None)
         self.dead = DeadLetters(self.buried)
 

@@ -22,7 +22,7 @@ from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog, backoff
-from whimbrel.log.codec import records
+from whimbrel.log.codec import ArrowCodec, records
 from whimbrel.log.disk import Disk, is_full
 from whimbrel.site import site as sites
 from whimbrel.site.site import Site
@@ -87,7 +87,12 @@ def test_a_feed_goes_on_when_there_is_room_and_every_row_comes_in_once(
     logs = {name: EmbeddedLog(tmp_path / name / f"{name}.db") for name in names}
     disk = FullDisk(monkeypatch, tmp_path / small)
     gateway = Gateway(
-        Router("gateway", RouteTable("s-1")), logs["ingress"], logs["known"], lambda _: logs["inbox"], SCHEMA, lambda: 1
+        Router("gateway", RouteTable("s-1")),
+        logs["ingress"],
+        logs["known"],
+        lambda _: logs["inbox"],
+        ArrowCodec(SCHEMA),
+        lambda: 1,
     )
     gateway.recover(None)
     given = [row(number) | {"sensor": f"{number} {'x' * 40_000}"} for number in range(3)]

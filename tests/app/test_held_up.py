@@ -26,7 +26,7 @@ from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog, backoff
-from whimbrel.log.codec import records
+from whimbrel.log.codec import ArrowCodec, records
 from whimbrel.roles import gateway as roles
 
 
@@ -62,7 +62,7 @@ class Line:
         self.logs = {name: EmbeddedLog(path, timeout=0.02) for name, path in self.paths.items()}
         router = Router("gateway", RouteTable("s-1"))
         ingress, known = self.logs["ingress"], self.logs["known"]
-        self.gateway = Gateway(router, ingress, known, lambda _: self.logs["inbox"], SCHEMA, lambda: 1)
+        self.gateway = Gateway(router, ingress, known, lambda _: self.logs["inbox"], ArrowCodec(SCHEMA), lambda: 1)
         self.gateway.recover(None)
         self.dead = DeadLetters(self.logs["dead"])
 

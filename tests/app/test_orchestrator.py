@@ -54,8 +54,8 @@ class House:
     def begin(self) -> None:
         self.journal = Journal(self.path)
         router = Router("gateway", RouteTable("s-1"))
-        schema = parse_schema("n long")
-        self.gateway = Gateway(router, self.ingress, self.known, self.inboxes.__getitem__, schema, lambda: 1)
+        encoding = codec.ArrowCodec(parse_schema("n long"))
+        self.gateway = Gateway(router, self.ingress, self.known, self.inboxes.__getitem__, encoding, lambda: 1)
         self.gateway.recover(None)
         places = {"s-1": "cloud", "s-2": "edge"}
         self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))

@@ -304,7 +304,7 @@ def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
     write(1, "a", "b", "c")
     gateway = Gateway(
         Router("gateway", RouteTable("s-1")), MemoryLog(), MemoryLog(), house.inboxes.__getitem__,
-        parse_schema("n long"), lambda: 1, stores=True,
+        codec.ArrowCodec(parse_schema("n long")), lambda: 1, stores=True,
     )  # fmt: skip
     outlet: Any = SimpleNamespace(delivered_of=lambda selection: {})
     restoring = Restoring("s", gateway, outlet, house.inboxes.__getitem__, store)

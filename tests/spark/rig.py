@@ -17,9 +17,9 @@ from whimbrel.core.operator import Emit, Operator, State
 from whimbrel.core.record import Closed, Notice, Record, Result
 from whimbrel.core.router import Command, Routed, Router, RouteTable
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.carrier import outgoing
 from whimbrel.log.codec import encode, entry_schema
 from whimbrel.spark.query import InstanceSpec, StageQuery
-from whimbrel.spark.sink import outgoing
 
 SCHEMA = pa.schema([("value", pa.int64()), ("word", pa.string())])
 

@@ -13,11 +13,12 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt
 from whimbrel.core.record import Kind, Outgoing, Record
 from whimbrel.log import Entry, Lane, MemoryLog
+from whimbrel.log.carrier import outgoing
 from whimbrel.log.codec import encode, entry_schema, posts
 from whimbrel.spark.bundle import bundle, unbundle
 from whimbrel.spark.nearby import LARGE, NOWHERE, Nearby
 from whimbrel.spark.processor import OUTGOING, POSTS
-from whimbrel.spark.sink import Sink, outgoing
+from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import placed, row_schema
 
 BIG = b"x" * LARGE

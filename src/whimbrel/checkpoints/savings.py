@@ -20,7 +20,7 @@ from whimbrel.checkpoints.keeper import Keeper
 from whimbrel.checkpoints.uploader import Uploader
 from whimbrel.checkpoints.version import Owner, StoreStatus
 from whimbrel.core.errors import Refused, Unavailable
-from whimbrel.core.record import Saved
+from whimbrel.core.record import Save, Saved
 from whimbrel.core.router import NOBODY
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
@@ -155,7 +155,7 @@ class Savings:
 
     def _tell(self, *, anew: bool = False) -> int:
         self._number += 1
-        self._ordered = self._gateway.order_saving(self._number, anew=anew) or 0
+        self._ordered = self._gateway.order_saving(self._number, Save(-1, anew=anew)) or 0
         return self._ordered
 
     def _order(self) -> None:

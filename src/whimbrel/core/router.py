@@ -81,6 +81,13 @@ class RouteTable:
         self.owners = KeyMap(owner)
         self.epochs = KeyMap(0)
 
+    def copy(self) -> RouteTable:
+        """Another one with the same routes."""
+        table = RouteTable("")
+        table.owners.restore(self.owners.dump())
+        table.epochs.restore(self.epochs.dump())
+        return table
+
     def hand_over(self, move: Move) -> None:
         """The move's keys belong to its destination."""
         self.owners.put(move.selection, move.destination)

@@ -21,7 +21,6 @@ owner, for another one to take; nothing else is held up by that, a gateway that 
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Stop, Trimmed
@@ -38,8 +36,8 @@ from whimbrel.core.record import Kind, Move, Record, Save, Saved
 from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
 from whimbrel.core.saving import Coverage
 from whimbrel.gateway.clock import EventClock, uptime_ns
-from whimbrel.log import codec
 from whimbrel.log.chunks import chunked, reach
+from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
 
 _KINDS: dict[type, Kind] = {
@@ -53,6 +51,8 @@ _COMMANDS = {kind: command for command, kind in _KINDS.items()}
 
 MOST = 1 << 16
 """Records in an inbox entry at most."""
+CHANGED = Save(-1)
+"""What has changed shall be saved. Where SAVE stands, the log tells."""
 
 
 class Snapshot(msgspec.Struct):
@@ -78,7 +78,7 @@ class Gateway:
         ingress: Log,
         known: Log,
         inbox_of: Callable[[str], Log],
-        user: pa.Schema,
+        encoding: Codec,
         clock_us: Callable[[], int],
         *,
         wall_clock: bool = False,
@@ -87,9 +87,10 @@ class Gateway:
         max_ahead_us: int | None = None,
         uptime: Callable[[], int] = uptime_ns,
     ) -> None:
-        """`known`: a log of the keys that have ever come. `wall_clock`: events happen when they arrive. `keep`: do not
-        trim the ingress log, so that a whole run can be checked afterwards. `stores`: there is a central store.
-        `max_ahead_us`: how far ahead of the clock an event may be. `uptime`: see `clock.uptime_ns`."""
+        """`known`: a log of the keys that have ever come. `encoding`: how records lie in entries. `wall_clock`: events
+        happen when they arrive. `keep`: do not trim the ingress log, so that a whole run can be checked afterwards.
+        `stores`: there is a central store. `max_ahead_us`: how far ahead of the clock an event may be. `uptime`: see
+        `clock.uptime_ns`."""
         self._coverage = Coverage(router.name) if stores else None
         self._oldest: int | None = None
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
@@ -98,7 +99,7 @@ class Gateway:
         """Every key that has ever come, in the order of their first records."""
         self._inbox_of, self._clock_us = inbox_of, clock_us
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
-        self._schema = codec.entry_schema(user)
+        self._codec = encoding
         self._lock = threading.RLock()
         self._routed = 0
         """The ingress position up to which everything has been routed."""
@@ -108,9 +109,9 @@ class Gateway:
         """By inbox: the number of the last append to it."""
         self._unsure = False
         """An append has failed: the ingress log may have more than was routed, an inbox less."""
-        self._blank = copy.deepcopy(router)
+        self._blank = router.table.copy()
         self._snapshot: bytes | None = None
-        """The router as it was before anything came, and its last snapshot that is durable."""
+        """The routes as they were before anything came, and the router's last snapshot that is durable."""
         self._is_lost = False
         """Something failed while the router was at work: it may have routed half of an entry."""
         self._latest_us = self._told_us = 0
@@ -132,14 +133,14 @@ class Gateway:
         with self._turn():
             if counter <= self.ingress.counter(writer):  # stamped with another moment then: it cannot be compared
                 return False
-            base = self.ingress.tail() * codec.ROWS
+            base = self.ingress.tail() * ROWS
             now = self._clock_us()
             arrived = self._clock.look(now, self._uptime())
             records = [
                 Record(0, 0, bin_of(key), key, base + row, 0, self.name, arrived if us is None else us, now, event)
                 for row, (key, event, us) in enumerate(events)
             ]
-            blob = codec.encode(records, self._schema)
+            blob = self._codec.encode(records)
             self._note_keys([key for key, _, _ in events if key not in self.keys])
             position = self.ingress.append(blob, count=len(records), writer=writer, counter=counter)
             assert position is not None, "nobody else writes to an ingress log"
@@ -173,12 +174,12 @@ class Gateway:
             raise Stop(self.refused[command.move.id])
         self.doubled[command.move.id] += 2 * len(body)
 
-    def order_saving(self, counter: int, *, anew: bool = False) -> int | None:
+    def order_saving(self, counter: int, save: Save = CHANGED) -> int | None:
         """Tell the instances to send what has changed to the central store; return where that stands in the log.
 
-        `anew`: all they have, for it is another store. Nothing counts as covered then until it is there.
+        `save.anew`: all they have, for it is another store. Nothing counts as covered then until it is there.
         """
-        return self._control(Kind.SAVE, wire.pack(Save(-1, anew=anew)), 0, "savings", counter)
+        return self._control(Kind.SAVE, wire.pack(save), 0, "savings", counter)
 
     def count(self, saved: Saved) -> None:
         """A saving is in the store, and the gate has confirmed it."""
@@ -191,7 +192,7 @@ class Gateway:
         with self._lock:
             assert self._coverage is not None, "there is a store"
             if not self._unsure:
-                routed = self._routed * codec.ROWS
+                routed = self._routed * ROWS
                 self._coverage.advance(self.router.owners(), self.router.gained, routed)
             return self._coverage.covered
 
@@ -199,7 +200,7 @@ class Gateway:
     def has_saved(self) -> bool:
         """Whether all that has ever come is in savings that count. With a store only."""
         with self._lock:
-            return self.covered() >= (self.ingress.tail() - 1) * codec.ROWS
+            return self.covered() >= (self.ingress.tail() - 1) * ROWS
 
     def owners(self) -> set[str]:
         """Who owns keys, as far as the log has been routed; `NOBODY` among them, if keys have lost their owner."""
@@ -208,7 +209,7 @@ class Gateway:
 
     def uncovered(self) -> int:
         """How many records would have to be applied again if keys were restored now. With a store only."""
-        return self.ingress.backlog(max(self.covered() // codec.ROWS + 1, self.ingress.head()))
+        return self.ingress.backlog(max(self.covered() // ROWS + 1, self.ingress.head()))
 
     def check_readable(self, position: int) -> None:
         """Raise `Trimmed` if the ingress log cannot be read from a position on."""
@@ -245,9 +246,9 @@ class Gateway:
         with self._turn():
             if counter <= self.ingress.counter(writer):
                 return None
-            seq = self.ingress.tail() * codec.ROWS
+            seq = self.ingress.tail() * ROWS
             record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
-            blob = codec.encode([record], self._schema)
+            blob = self._codec.encode([record])
             position = self.ingress.append(blob, count=1, writer=writer, counter=counter)
             assert position is not None, "nobody else writes to an ingress log"
             with self._routing():
@@ -270,7 +271,7 @@ class Gateway:
             restore = wire.unpack(record.body, Restore)
             if self.router.replays(restore):
                 try:
-                    self._read_again(restore, record.seq // codec.ROWS)
+                    self._read_again(restore, record.seq // ROWS)
                 except Stop as error:
                     self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
@@ -292,24 +293,23 @@ class Gateway:
         or could not be before: what was refused stays so, whatever has come to the inbox since."""
         if self.ingress.counter(_writer(command)) > 0:
             raise Stop("they could not be read before")
-        if (
-            self._inbox_of(command.move.destination).counter(self.name) // codec.ROWS < end
-        ):  # or CUTOVER is there, behind all of it
+        given = self._inbox_of(command.move.destination).counter(self.name)
+        if given // ROWS < end:  # or CUTOVER is there, behind all of it
             self._replay_to(command, self._first(command), end)
 
     def _replay_to(self, command: Restore, start: int, end: int) -> None:
         """Replay, entry by entry, each under its own number."""
         inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
         for entry in chunked(self.ingress, start, end):
-            records = self.router.replayed(command, _numbered(entry))
+            records = self.router.replayed(command, self._numbered(entry))
             if records:
-                blob = codec.encode(records, self._schema)
+                blob = self._codec.encode(records)
                 inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
 
     def _first(self, command: Restore) -> int:
         """Where to go on reading for a restoration: behind what its destination has been given already."""
         given = self._inbox_of(command.move.destination).counter(f"{self.name}/{command.move.id}")
-        return max(command.since.get(self.name, 0) // codec.ROWS, given + 1)
+        return max(command.since.get(self.name, 0) // ROWS, given + 1)
 
     def _is_new(self, command: Restore) -> bool:
         """Whether a restoration must be replayed, and has no place in the log yet."""
@@ -317,14 +317,14 @@ class Gateway:
 
     def _refuse(self, command: Restore, error: Stop) -> None:
         """Leave the keys of a restoration without an owner. Noted in the log, behind which nobody decides otherwise."""
-        since, seq = command.since.get(self.name, 0), self.ingress.tail() * codec.ROWS
+        since, seq = command.since.get(self.name, 0), self.ingress.tail() * ROWS
         if self.ingress.counter(_writer(command)) < 1:
             body = wire.canonical(command)
             record = Record(0, Kind.RESTORE, EVERY_BIN, "", seq, 0, self.name, 0, self._clock_us(), body)
-            self.ingress.append(codec.encode([record], self._schema), count=1, writer=_writer(command), counter=1)
+            self.ingress.append(self._codec.encode([record]), count=1, writer=_writer(command), counter=1)
         self.router.refuse(command.move)
         self.refused[command.move.id] = (
-            f"{command.move.id} needs all records of {self.name} from position {since // codec.ROWS} on: {error}. "
+            f"{command.move.id} needs all records of {self.name} from position {since // ROWS} on: {error}. "
             "Its keys have no owner now: restore them again, from the newest versions or another checkpoint"
         )
 
@@ -337,11 +337,11 @@ class Gateway:
             same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
             if same and len(records) <= MOST and not any(record.epoch for record in records):
                 assert blob is not None
-                unsent.append((name, blob, len(records), position * codec.ROWS))
+                unsent.append((name, blob, len(records), position * ROWS))
                 continue
-            for piece, first in enumerate(range(0, len(records), MOST), position * codec.ROWS):
+            for piece, first in enumerate(range(0, len(records), MOST), position * ROWS):
                 some = records[first : first + MOST]
-                whole = codec.encode(some, self._schema)
+                whole = self._codec.encode(some)
                 unsent.append((name, whole, len(some), piece))
                 self._count_doubled(name, some, len(whole))
         self._unsent += unsent
@@ -405,7 +405,7 @@ class Gateway:
         with self._lock:
             if not self.keep and NOBODY not in self.router.owners():
                 needed = [seq for seq in (snapshot.covered, self._oldest) if seq is not None]
-                self.ingress.trim(min([snapshot.position, *(max(seq, 0) // codec.ROWS for seq in needed)]))
+                self.ingress.trim(min([snapshot.position, *(max(seq, 0) // ROWS for seq in needed)]))
 
     def recover(self, blob: bytes | None) -> None:
         """Come back: restore the last snapshot, and route again what the ingress log has behind it."""
@@ -422,7 +422,7 @@ class Gateway:
 
     def _restore(self, blob: bytes | None) -> None:
         """Put router and position back to a snapshot; None: to the beginning."""
-        self.router, self._is_lost = copy.deepcopy(self._blank), False
+        self.router, self._is_lost = Router(self.name, self._blank.copy()), False
         self._routed, self._snapshot, self.sent, self.refused = self.ingress.head(), blob, 0, {}
         if blob is not None:
             saved = wire.unpack(blob, Snapshot)
@@ -437,7 +437,7 @@ class Gateway:
             self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
-        records = _numbered(entry)
+        records = self._numbered(entry)
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
         with self._routing():
             is_data = records[0].kind == Kind.DATA
@@ -446,12 +446,11 @@ class Gateway:
         self.sent += len(records) if is_data else 0
         self._flush()
 
+    def _numbered(self, entry: Entry) -> list[Record]:
+        """The records of an ingress entry. Inside it an offset is what `seq` was made of."""
+        return [record._replace(seq=record.offset, offset=0) for record in self._codec.records(entry)]
+
 
 def _writer(command: Command) -> str:
     """Who gives a command its place in the log: each one once."""
     return f"coordinator/{command.move.id}/{_KINDS[type(command)].name}"
-
-
-def _numbered(entry: Entry) -> list[Record]:
-    """The records of an ingress entry. Inside it an offset is what `seq` was made of."""
-    return [record._replace(seq=record.offset, offset=0) for record in codec.records(entry)]

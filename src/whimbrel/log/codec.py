@@ -10,7 +10,7 @@ stage's schema, and are null in everything that is not data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -112,3 +112,26 @@ def records(entry: Entry) -> Iterator[Record]:
         kind, message = row[0], row[-1]
         yield Record._make((offset, *row[:-1], body if kind == Kind.DATA else message))
         offset += 1
+
+
+class Codec(Protocol):
+    """How records lie in entries."""
+
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """The blob of some records."""
+
+    def records(self, entry: Entry) -> Iterable[Record]:
+        """The records of an entry, with their offsets."""
+
+
+class ArrowCodec:
+    """As Arrow batches, with these user columns."""
+
+    def __init__(self, user: pa.Schema) -> None:
+        self._schema = entry_schema(user)
+
+    def encode(self, records: Sequence[Record]) -> bytes:
+        return encode(records, self._schema)
+
+    def records(self, entry: Entry) -> Iterable[Record]:
+        return records(entry)

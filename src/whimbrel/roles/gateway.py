@@ -33,7 +33,7 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog, Log
 from whimbrel.log.backoff import Backoff, may_pass
-from whimbrel.log.codec import ROWS
+from whimbrel.log.codec import ROWS, ArrowCodec
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.reading import backlog
@@ -81,7 +81,7 @@ class StageFlow:
             self._logs.log(f"ingress-{stage.name}"),
             self._logs.log(f"keys-{stage.name}", durable=True),
             self._logs.inbox,
-            intake.schema,
+            ArrowCodec(intake.schema),
             role.clock_us,
             wall_clock=not intake.has_time,
             max_ahead_us=role.max_ahead_us if intake.has_time else None,

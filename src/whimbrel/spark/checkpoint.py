@@ -16,10 +16,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Stale
-from whimbrel.core.record import Said
 from whimbrel.log import Log
+from whimbrel.log.carrier import last_said
 from whimbrel.log.durability import sync
 from whimbrel.log.reading import LANES, Offset
 
@@ -142,9 +141,3 @@ def _way_out(instance: str) -> str:
         "Put the right folder back; or restore its keys from the central store (protocol='restore'); or go on without "
         f"the state of its keys: accept_loss=[{instance!r}], whimbrel up --accept-loss {instance}"
     )
-
-
-def last_said(outbox: Log) -> Said:
-    """The last entry of an outbox; an empty one if there is none. The outlet never gives it up."""
-    tail = outbox.tail()
-    return wire.unpack(outbox.read(tail - 1)[0].blob, Said) if tail > outbox.head() else Said([])

@@ -14,14 +14,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions
-from whimbrel.log.codec import Message
+from whimbrel.log.carrier import encoded
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.nearby import Nearby
@@ -67,14 +66,9 @@ class GroupProcessor(StatefulProcessor):
         try:
             bundles = [(row._order, self._nearby.blob(row._bundle, row._file)) for row in rows]
             emissions, instance = self._apply(part, bundles)
-            if emissions.results or emissions.notices:
-                # An `Outgoing`, whose notices are the same to the byte if the batch is repeated.
-                notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
-                body = wire.encode((emissions.results, notices, part, instance.table.state_bytes))
-                yield self._row(part, OUTGOING, "", len(emissions.results), body)
-            posts: dict[str, list[Message]] = {}
-            for to, kind, bin, body in emissions.posts:
-                posts.setdefault(to, []).append((kind, bin, body))
+            outgoing, posts = encoded(emissions, part, instance.table.state_bytes)
+            if outgoing is not None:
+                yield self._row(part, OUTGOING, "", len(emissions.results), outgoing)
             for to, ours in posts.items():
                 yield self._row(part, POSTS, to, len(ours), wire.encode(ours))
             if instance.hurries:

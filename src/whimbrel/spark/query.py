@@ -37,10 +37,11 @@ from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind, Said
 from whimbrel.log import Appendable, Lane, Log, reading
+from whimbrel.log.carrier import last_said
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.disk import is_full
 from whimbrel.spark.bundle import DDL, bundle_batches
-from whimbrel.spark.checkpoint import Checkpoint, last_said
+from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.processor import DDL as OUTPUT_DDL

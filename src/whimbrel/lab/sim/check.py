@@ -9,8 +9,10 @@ import msgspec
 
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.record import Evicted
-from whimbrel.lab.sim.actors import Actor, GatewayActor, InstanceActor, OutletActor
+from whimbrel.core.record import Evicted, Kind
+from whimbrel.lab.sim.actors import Actor, InstanceActor
+from whimbrel.lab.sim.egress import OutletActor
+from whimbrel.lab.sim.ingress import GatewayActor
 from whimbrel.lab.sim.job import Job
 from whimbrel.lab.sim.oracle import Oracle
 from whimbrel.lab.sim.world import World
@@ -51,12 +53,12 @@ class Invariants:
 
     def _one_emitter(self, name: str) -> None:
         """At most one instance emits for a key in an epoch."""
-        for entry in self.world.outboxes[name].read(self.read[name]):
-            self.read[name] = entry.position + 1
-            for result in (result for results, _ in entry.blob for result in results):
-                first = self.emitter.setdefault((result.key, result.epoch), name)
-                if first != name:
-                    raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
+        spoken = self.world.instances[name].spoken
+        for result in spoken[self.read[name] :]:
+            first = self.emitter.setdefault((result.key, result.epoch), name)
+            if first != name:
+                raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
+        self.read[name] = len(spoken)
 
     def _one_holder(self, actor: Actor) -> None:
         """A key's state lies at one instance, or at both ends of a move that copies; what an abort left behind does
@@ -114,6 +116,8 @@ def check_end(world: World) -> None:
     ]
     if unsettled:
         raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
+    for gateway in world.gateways.values():
+        _check_taken_in(gateway)
     expected = Oracle(remembers=world.saves)
     expected.follow(world)
     got: dict[str, list[Any]] = defaultdict(list)
@@ -141,6 +145,16 @@ def check_end(world: World) -> None:
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
             raise Violation("settled", f"{name} still remembers a move that was aborted")
+
+
+def _check_taken_in(gateway: GatewayActor) -> None:
+    """What was acknowledged is in the ingress log, once and in its order."""
+    entries = [records for _, records in gateway.ingress.history if records[0].kind == Kind.DATA]
+    taken = [[(record.key, record.body) for record in records] for records in entries]
+    given = [[(key, event) for key, event, _ in events] for events in gateway.acknowledged]
+    if taken != given:
+        what = "lost" if len(taken) < len(given) else "duplicated"
+        raise Violation(what, f"{gateway.name} acknowledged {len(given)} entries and has {len(taken)}")
 
 
 def _check_store(world: World, expected: Oracle) -> None:

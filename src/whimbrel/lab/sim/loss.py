@@ -33,9 +33,10 @@ class StoreActor(Actor):
         names = sorted(self.world.spools)
         for name in self.world.random.sample(names, len(names)):
             at = self.positions[name]
-            for entry in self.world.spools[name].read(at, at + 1):
-                for post in entry.blob:
-                    taken = self._assemblies[name].take(post.kind, post.body)
+            posts = self.world.spools[name].posts(at)
+            if posts is not None:
+                for kind, _, body in posts:
+                    taken = self._assemblies[name].take(kind, body)
                     if isinstance(taken, Saved):
                         self.saved.append(taken)
                     else:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whimbrel.core.operator import Context
+from whimbrel.core.record import Kind
 from whimbrel.lab.sim.job import Job, prepare
+from whimbrel.log.codec import ROWS
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
@@ -37,14 +39,14 @@ class Oracle:
     def follow(self, world: World) -> None:
         """Take in everything that the gateways have."""
         for gateway in world.gateways.values():
-            for position, content in gateway.history:
-                if isinstance(content, list):
-                    for row in (row for record in content for row in prepare(record)):
+            for position, records in gateway.ingress.history:
+                if records[0].kind == Kind.DATA:
+                    for row in (row for record in records for row in prepare(record)):
                         self._expire(row.key, row.seq, row.event_us)
                         self._do(row.key, row.seq, row.event_us, self.job.process, row.body)
-                elif content[0] == "tick":
+                elif records[0].kind == Kind.TICK:
                     for key in gateway.mine:
-                        self._expire(key, gateway.seq_of(position), content[1])
+                        self._expire(key, position * ROWS, records[0].event_us)
 
     def _expire(self, key: str, seq: int, now_us: int) -> None:
         while self._timers[key] and self._timers[key][0] <= now_us:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused
+from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols import PROTOCOLS, machine
 from whimbrel.core.protocols.machine import (
@@ -25,7 +25,7 @@ from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Kind, Post
 from whimbrel.core.restoration import loads
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
-from whimbrel.lab.sim.actors import Actor, as_record
+from whimbrel.lab.sim.actors import Actor
 from whimbrel.log.contract import Lane
 
 if TYPE_CHECKING:
@@ -67,14 +67,13 @@ class CoordinatorActor(Actor):
         if world.is_harmful:
             self.impatience = max(self.impatience, 0.02)
         self.todo: list[tuple[str, Command]] = []
-        self.life = 0
+        self.loads = 0
         self.revive()
 
     def revive(self) -> None:
         world = self.world
         self.coordinator = Coordinator("stage", RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
         self.todo = []
-        self.life += 1
         for blob in self.journal.values():
             migration = wire.unpack(blob, Migration)
             self._queue(migration, self.coordinator.adopt(migration))
@@ -101,7 +100,10 @@ class CoordinatorActor(Actor):
         self.world.maybe_die(0.02)
         if self.todo:
             id, command = self.todo.pop(0)
-            self._carry_out(id, command)
+            try:
+                self._carry_out(id, command)
+            except Retry:  # somebody is away, or has done it and could not say so
+                self.todo.insert(0, (id, command))
             self.world.maybe_die(0.02)
             return True
         if self._restore():
@@ -179,14 +181,18 @@ class CoordinatorActor(Actor):
         self._queue(migration, commands)
 
     def _post(self, post: Post, writer: str) -> None:
-        self.world.inboxes[post.to].append([as_record(post)], count=1, writer=writer, counter=0, lane=Lane.CONTROL)
+        inbox = self.world.inboxes[post.to]
+        blob = inbox.encode([(post.kind, post.bin, memoryview(post.body))])
+        inbox.append(blob, count=1, writer=writer, counter=0, lane=Lane.CONTROL)
 
     def _carry_out(self, id: str, command: Command) -> None:
         world, rng = self.world, self.world.random
         migration = self.coordinator.migrations[id]
+        if migration.ended_by:
+            return
         match command:
             case Begin() | Cutover() | Abort() | Restore():
-                self._order_routers(id, command)
+                self._order_routers(command)
             case Fence():
                 if migration.phase == FENCING:
                     self._fence(id, command)
@@ -212,34 +218,34 @@ class CoordinatorActor(Actor):
                 world.instances[instance].running = True
                 self.hear(id, Started(site))
 
-    def _order_routers(self, id: str, command: Command) -> list[str]:
-        """Give a command its place in every router's log."""
-        world, name = self.world, f"coordinator/{id}/{type(command).__name__}"
+    def _order_routers(self, command: Begin | Cutover | Abort | Fence | Restore) -> None:
+        """Give a command its place in every router's log. Raises `Retry` if that is not known of one."""
+        world = self.world
         for router in world.random.sample(world.routers, len(world.routers)):
-            world.gateways[router].order(command, name)
+            if not world.gateways[router].order(command):
+                raise Retry(f"{router} is away")
             world.maybe_die(0.02)
-        return [router for router in world.routers if not world.gateways[router].has_routed(name)]
 
     def _fence(self, id: str, command: Fence) -> None:
         """Ask routers and gate, again and again, until they have done it."""
-        if self._order_routers(id, command) or not self.world.outlet.alive:
-            self.todo.append((id, command))
-            return
-        self.world.outlet.fence(command.move)
+        self._order_routers(command)
+        if not self.world.outlet.fence(command.move):
+            raise Retry("the fence does not last yet")
         self.world.maybe_die(0.02)
         self.hear(id, Fenced())
 
     def _load(self, id: str, command: machine.Load) -> None:
-        """Bring what the store has into the destination's inbox; each life is another writer."""
+        """Bring what the store has into the destination's inbox; each time as another writer."""
         world, move = self.world, command.move
-        if not all(gateway.alive for gateway in world.gateways.values()) or not world.outlet.alive:
-            self.todo.append((id, command))
-            return
+        if not all(gateway.is_there for gateway in world.gateways.values()) or not world.outlet.alive:
+            raise Retry("somebody is away")
         since = {name: gateway.covered() + 1 for name, gateway in world.gateways.items()}
-        delivered = {key: seq for key, seq in world.outlet.reached.items() if key in move.selection}
+        delivered = world.outlet.outlet.delivered_of(move.selection)
         versions = world.store.newest(move.selection)
-        inbox, writer = world.inboxes[move.destination], f"coordinator/{id}/LOAD/{self.life}"
+        self.loads += 1
+        inbox, writer = world.inboxes[move.destination], f"coordinator/{id}/LOAD/{self.loads}"
         for number, post in enumerate(loads(move, versions.values(), delivered)):
-            inbox.append([as_record(post)], count=1, writer=writer, counter=number, lane=Lane.CONTROL)
+            blob = inbox.encode([(post.kind, post.bin, memoryview(post.body))])
+            inbox.append(blob, count=1, writer=writer, counter=number, lane=Lane.CONTROL)
             world.maybe_die(0.02)
         self.hear(id, Loaded(since, len(versions), sum(len(version.luggage) for version in versions.values())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -11,12 +12,14 @@ from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Emissions, Kind, Move, Record, Result
+from whimbrel.core.record import Emissions, Kind, Move, Result
 from whimbrel.core.restoration import Eviction, Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
-from whimbrel.lab.sim.actors import GatewayActor
+from whimbrel.egress.outlet import Outlet
+from whimbrel.gateway.gateway import Gateway
 from whimbrel.lab.sim.loss import StoreActor
+from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane
 
 
@@ -29,14 +32,27 @@ def _release_early(self: Gate, results: list[Result]) -> list[Result]:
     return [result for result in results if result.epoch >= self.epochs[result.key]]
 
 
-def _markers_beside(self: GatewayActor, name: str, records: list[Record], position: int) -> None:
+def _markers_beside(self: Gateway) -> None:
     """Markers travel in the control lane: nothing gets lost, but they have no place between the records any more."""
-    inbox = self.world.inboxes[name]
-    marks = [record for record in records if record.kind in (Kind.BEGIN, Kind.CUTOVER, Kind.ABORT)]
-    data = [record for record in records if record not in marks]
-    inbox.append(data, count=1, writer=self.name, counter=position, replays=True)
-    if marks:
-        inbox.append(marks, count=1, writer=self.name, counter=position, lane=Lane.CONTROL, replays=True)
+    while self._unsent:
+        name, blob, _, number = self._unsent[0]
+        records: Any = blob
+        marks: Any = tuple(one for one in records if one.kind in (Kind.BEGIN, Kind.CUTOVER, Kind.ABORT))
+        data: Any = tuple(one for one in records if one not in marks)
+        append = partial(self._inbox_of(name).append, count=1, writer=self.name, counter=number, replays=True)
+        append(data)
+        if marks:
+            append(marks, lane=Lane.CONTROL)
+        self._unsent.popleft()
+
+
+def _acknowledge_first(self: Gateway, events: Any, writer: str, counter: int) -> bool:
+    """Say that records are safe, and take them in when the next ones come."""
+    late = vars(self).setdefault("late", [])
+    late.append((events, writer, counter))
+    if len(late) > 1:
+        _ingest(self, *late.pop(0))
+    return True
 
 
 def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) -> None:
@@ -55,12 +71,40 @@ def _fence_without_wall(self: Gate, move: Move) -> None:
     self.refuse = lambda result, released: released.append(result)  # type: ignore[method-assign]
 
 
-def _trim_what_is_routed(self: GatewayActor) -> int:
+def _trim_what_is_routed(self: Gateway) -> int:
     """The log is trimmed as if there were no store."""
-    return self.seq_of(self.position)
+    return self._routed * ROWS
 
 
-_ship, _fence = SwitchOut.ship, Gate.fence
+def _positions_first(self: Outlet) -> bool:
+    """Commit that everything has been read, and deliver it then."""
+    read = self.positions
+    self.positions = {name: outbox.tail() for name, outbox in list(self.outboxes.items())}
+    self._commit()
+    self.positions = read
+    return _pass(self)
+
+
+def _fence_in_memory(self: Outlet) -> None:
+    """The fence is up, and is gone with the outlet."""
+    for move, raised in self._fences:
+        self.gate.fence(move)
+        raised()
+    self._fences = []
+
+
+def _tell_first(self: Outlet) -> None:
+    """Tell what is not committed."""
+    self._tell()
+    _commit(self)
+
+
+def _stay_torn(self: Outlet) -> None:
+    """Go on after an error as if nothing had happened."""
+
+
+_ship, _fence, _pass, _commit = SwitchOut.ship, Gate.fence, Outlet._pass, Outlet._commit
+_ingest = Gateway.ingest
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -68,18 +112,23 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "filter": (Arrival, "is_silent", lambda self, src: False),
     "buffering": (Arrival, "buffers", lambda self, key, instance: False),
     "fencing": (Gate, "refuse", _release),
-    "markers": (GatewayActor, "append", _markers_beside),
+    "markers": (Gateway, "_flush", _markers_beside),
     "stopping": (SwitchOut, "ship", _ship_before_closing),
     "passing": (SwitchIn, "has_passed", lambda self, key: True),
     "absence": (SwitchIn, "is_new", lambda self, key: True),
     "freshness": (SwitchOut, "lacking", lambda self, keys, replication: set()),
     "fence": (Gate, "fence", _fence_without_wall),
     "silent": (Restoration, "silences", lambda self, record: False),
-    "coverage": (GatewayActor, "covered", _trim_what_is_routed),
+    "coverage": (Gateway, "covered", _trim_what_is_routed),
     "confirming": (StoreActor, "counts", lambda self, saved: True),
     "eviction": (Eviction, "drops", lambda self, record: False),
     "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
+    "results-first": (Outlet, "_pass", _positions_first),
+    "durable-fence": (Outlet, "_raise_fences", _fence_in_memory),
+    "commit-before-telling": (Outlet, "_commit", _tell_first),
+    "append-first": (Gateway, "ingest", _acknowledge_first),
+    "going-back": (Outlet, "_go_back", _stay_torn),
 }
 
 

@@ -20,14 +20,17 @@ from collections import Counter
 from collections.abc import Callable
 from heapq import heappush, heapreplace
 from math import log
-from typing import Any
 from zlib import crc32
 
+from whimbrel.core.errors import Unavailable
 from whimbrel.core.record import Kind, Record
-from whimbrel.lab.sim.actors import Actor, Died, GatewayActor, InstanceActor, OutletActor
+from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
+from whimbrel.lab.sim.egress import OutletActor
+from whimbrel.lab.sim.ingress import GatewayActor
+from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
 from whimbrel.lab.sim.loss import LossActor, StoreActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
-from whimbrel.log.memory import MemoryLog
+from whimbrel.log.spool import Spool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 """The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
@@ -68,12 +71,11 @@ class World:
         shared = len(names) > 2  # of three instances, two are at one site
         self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
         self.owner = names[0]
-        # These logs hold objects instead of their bytes: much faster, and the bytes have tests of their own.
-        self.inboxes: dict[str, Any] = {name: MemoryLog() for name in names}
-        self.outboxes: dict[str, Any] = {name: MemoryLog() for name in names}
+        self.inboxes = {name: Inbox(self) for name in names}
+        self.outboxes = {name: Outbox(self) for name in names}
         self.saves = protocol in (RESTORE, MIXED)
         """Whether there is a central store."""
-        self.spools: dict[str, Any] = {name: MemoryLog() for name in names if self.saves}
+        self.spools = {name: Spool(SimLog(self)) for name in names if self.saves}
         """By instance: what it sends to the store."""
         self.suspects: list[str] = []
         """Instances that somebody thinks lost."""
@@ -120,8 +122,7 @@ class World:
         try:
             worked = actor.work()
         except Died:
-            actor.alive = False
-            self.tally[f"{actor.kind} died"] += 1
+            actor.die()
             return True
         if worked:
             for watch in self.watchers:
@@ -132,6 +133,12 @@ class World:
         """A place where death may strike."""
         if self.chaos and self.random.random() < odds * self.chaos:
             raise Died
+
+    def maybe_stumble(self, odds: float = 0.01) -> None:
+        """A place where death may strike, or an error that passes."""
+        self.maybe_die(odds)
+        if self.chaos and self.random.random() < odds * self.chaos:
+            raise Unavailable("not just now")
 
     def vanish(self) -> None:
         """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of

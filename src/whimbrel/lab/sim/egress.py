@@ -1,0 +1,170 @@
+"""The actor where results leave: drives the product's own outlet, over a sink and a journal that may fail anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from whimbrel.core.errors import Corrupt, Retry
+from whimbrel.core.gate import Gate
+from whimbrel.core.record import Closed, Move, Parked, Result, Saved
+from whimbrel.egress.outlet import Outlet, Word
+from whimbrel.egress.sinks import Mark, Unfit
+from whimbrel.lab.sim.actors import Actor
+from whimbrel.lab.sim.logs import SimLog
+from whimbrel.log.contract import Log
+
+if TYPE_CHECKING:
+    from whimbrel.lab.sim.world import World
+
+
+class Outboxes(dict[str, Log]):
+    """All outboxes; whoever goes through them meets some of them, in any order."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.outboxes)
+        self._world = world
+
+    def items(self) -> Any:
+        rng = self._world.random
+        names = rng.sample(sorted(self), rng.randint(1, len(self)))
+        return {name: self[name] for name in names}.items()
+
+
+class File:
+    """A file of results, as a sink: what is written lasts when it is flushed, wherever its writer dies."""
+
+    durable = False
+
+    def __init__(self, world: World, results: list[Result], patience: float) -> None:
+        """`results`: what lies on the disk."""
+        self._world, self.results, self.patience = world, results, patience
+        self._buffer: list[Result] = []
+
+    def check(self, mark: Mark | None) -> None:
+        pass
+
+    def open(self, mark: Mark | None) -> None:
+        length = mark["length"] if mark is not None else 0
+        if length > len(self.results):
+            raise Corrupt(f"the file has {len(self.results)} results, and {length} were committed")
+        del self.results[length:]
+        self._buffer = []
+
+    def write(self, results: list[Result], now_us: int) -> list[Unfit]:
+        self._world.maybe_stumble()
+        self._buffer += results
+        if self._world.random.random() < 0.3:
+            self._flush()
+        self._world.maybe_stumble()
+        return []
+
+    def commit(self) -> Mark:
+        self._flush()
+        self._world.maybe_stumble()
+        return {"length": len(self.results)}
+
+    def committed(self) -> None:
+        self._world.maybe_stumble()
+
+    def close(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        self.results += self._buffer
+        self._buffer = []
+
+
+class OutletActor(Actor):
+    """Lets the outlet step. Its death takes away all but logs, the file and the last commit."""
+
+    kind = "outlet"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.pace *= 1.5
+        self.delivered: list[Result] = []
+        """The sink's file."""
+        self.patience = world.random.choice([0.0, 0.0, 2.0])
+        self.letters: Any = SimLog(world)
+        """Dead letters, under the numbers that the outlet gave them."""
+        self.ghosts = 2
+        self.committed: dict[str, int] = {}
+        """By key: the epoch that may speak, as of the last commit."""
+        self.confirmed: list[Saved] = []
+        """Savings whose results are out."""
+        self.saved: bytes | None = None
+        self.reached: dict[str, int] = {}
+        self.revive()
+
+    def revive(self) -> None:
+        world = self.world
+        self.raised: set[str] = set()
+        """Fences of which this life knows that they last."""
+        self.outlet = Outlet(
+            "stage",
+            Outboxes(world),
+            [File(world, self.delivered, self.patience)],
+            self._hear,
+            self._save,
+            lambda: world.now_us,
+            keep=self._keep if world.saves else None,
+            uptime=lambda: world.now,
+        )
+        self.outlet.recover(self.saved, self.reached)
+
+    @property
+    def gate(self) -> Gate:
+        """As this life has it."""
+        return self.outlet.gate
+
+    @property
+    def parked(self) -> list[Parked]:
+        """Everything that operators gave up."""
+        return [entry.blob for entry in self.letters.read(0)]
+
+    def work(self) -> bool:
+        rng = self.world.random
+        try:
+            worked = self.outlet.step()
+        except Retry:
+            self.world.tally["outlet stumbled"] += 1
+            return True
+        self.world.tally["results held"] += bool(self.gate.held)
+        if worked or not self.outlet.is_idle:
+            return True
+        if self.world.chaos and self.ghosts and any(self.committed.values()) and rng.random() < 0.3:
+            self.ghosts -= rng.choice(list(self.world.instances.values())).haunt()
+        return False
+
+    def fence(self, move: Move) -> bool:
+        """Ask for a fence, perhaps once more; whether it lasts."""
+        if self.alive and move.id not in self.raised:
+            raised = self.raised
+            self.outlet.ask_fence(move, lambda: raised.add(move.id))
+        return self.alive and move.id in self.raised
+
+    def _save(self, blob: bytes) -> None:
+        self._keep(blob, {})
+
+    def _keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
+        self.world.maybe_stumble()
+        self.saved, self.reached = blob, {**self.reached, **reached}
+        self.committed = {key: self.gate.current(key) for key in self.world.keys}
+        self.world.maybe_die()
+
+    def _hear(self, notice: Word, number: int) -> None:
+        """Whoever hears something may be away, or have heard it without being able to say so."""
+        world = self.world
+        world.maybe_stumble()
+        if isinstance(notice, Parked):
+            self.letters.append(notice, count=1, writer="outlet", counter=number)
+        elif isinstance(notice, Saved):
+            if notice not in self.confirmed:
+                self.confirmed.append(notice)
+        else:
+            assert not isinstance(notice, Closed | Unfit)
+            if not world.coordinator.alive:
+                raise Retry("the coordinator is away")
+            world.coordinator.hear(notice.move, notice)
+        world.maybe_stumble()

@@ -1,0 +1,138 @@
+"""The actor where records enter: drives the product's own gateway, over logs and a journal that may fail anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from whimbrel.core.errors import Retry
+from whimbrel.core.record import Save
+from whimbrel.core.router import Command, Router, RouteTable
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.lab.sim.actors import Actor, Died
+from whimbrel.lab.sim.logs import PLAIN, Ingress, SimLog
+
+if TYPE_CHECKING:
+    from whimbrel.lab.sim.world import World
+
+Event = tuple[str, int, int | None]
+"""Key, event, event time."""
+
+
+class GatewayActor(Actor):
+    """Gives the gateway records, ticks and orders to save, and keeps its snapshots."""
+
+    kind = "gateway"
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world)
+        self.name = name
+        self.ingress, self.known = Ingress(world), SimLog(world)
+        self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
+        self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
+        self.has_time = world.random.random() < 0.7
+        """Whether events have a time of their own."""
+        self.giving: Callable[[], object] | None = None
+        """What nobody has acknowledged yet: it will be given again."""
+        self.acknowledged: list[list[Event]] = []
+        self.saved: bytes | None = None
+        self.revive()
+
+    def revive(self) -> None:
+        world = self.world
+        self.has_recovered = False
+        self.gateway = Gateway(
+            Router(self.name, RouteTable(world.owner)),
+            self.ingress,
+            self.known,
+            world.inboxes.__getitem__,
+            PLAIN,
+            lambda: world.now_us,
+            wall_clock=not self.has_time,
+            stores=world.saves,
+            uptime=lambda: int(world.now * 1e6),
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it answers."""
+        return self.alive and self.has_recovered
+
+    def order(self, command: Command) -> bool:
+        """Give a command its place between the records; whether the caller knows that it has one."""
+        if not self.is_there:
+            return False
+        try:
+            self.gateway.command(command)
+            self.world.maybe_stumble()
+        except Retry:
+            return False
+        except Died:  # the gateway, not the one who gives the order
+            self.die()
+            return False
+        return True
+
+    def work(self) -> bool:
+        try:
+            return self._work()
+        except Retry:
+            self.world.tally["gateway stumbled"] += 1
+            return True
+
+    def _work(self) -> bool:
+        if not self.has_recovered:
+            self.gateway.recover(self.saved)
+            self.has_recovered = True
+            return True
+        worked = bool(self.left or self.giving)
+        if self.giving is None and self.left and self.world.random.random() < 0.7:
+            self._choose()
+        if self.giving is not None:
+            self.giving()
+            self.giving = None
+        if worked and self.world.random.random() < 0.2:
+            self._save()
+        self.world.tally["records held back"] += any(self.gateway.router.held.values())
+        return worked
+
+    def _save(self) -> None:
+        self.covered()
+        blob = self.gateway.save()
+        if blob is not None:
+            self.world.maybe_stumble()
+            self.saved = blob
+            self.world.maybe_stumble()
+            self.gateway.saved(blob)
+
+    def covered(self) -> int:
+        """Up to where everything that came in is in the store."""
+        if not self.world.saves:
+            return -1
+        for saved in self.world.store.confirmed():
+            self.gateway.count(saved)
+        return self.gateway.covered()
+
+    def _choose(self) -> None:
+        """What comes next: an order to save, a tick, or records. It is given again until it is known to be there."""
+        rng = self.world.random
+        self.left -= 1
+        if self.world.saves and rng.random() < 0.25:
+            save = Save(-1, rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
+            self.giving = lambda: self.gateway.order_saving(self.ingress.counter("savings") + 1, save)
+        elif rng.random() < 0.25:
+            self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
+        else:
+            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more come later
+            events = [self._event(rng.choice(known)) for _ in range(rng.randint(1, 4))]
+            self.giving = lambda: self._ingest(events)
+
+    def _ingest(self, events: list[Event]) -> None:
+        moving = [move for move in self.gateway.router.moving.values() if move.routing == "dual"]
+        self.world.tally["records doubled"] += any(key in move.selection for move in moving for key, _, _ in events)
+        # A record's columns are a sequence; the job's events are one number each.
+        self.gateway.ingest(events, "devices", len(self.acknowledged))  # type: ignore[arg-type]
+        self.acknowledged.append(events)
+
+    def _event(self, key: str) -> Event:
+        rng = self.world.random
+        return key, rng.randint(0, 99), self.world.now_us - rng.randint(0, 900) if self.has_time else None

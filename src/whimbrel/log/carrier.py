@@ -1,0 +1,147 @@
+"""The carrier: carries out what a micro-batch of an instance said. It appends, in this order:
+
+    1. posts     to the control lane of each inbox they go to, all of one destination in one entry
+    2. outbox    one entry with the results and notices of all parts, the range of the inbox they come from, and up to
+                 which batch it has posted to whom: also if it says nothing, so that a missing entry shows
+
+A batch that cannot be proven to have finished is repeated, under the same number. So both appends are numbered with it,
+and a log takes each number of a writer once, and compares what is repeated. The writer is the instance *and* its
+checkpoint: an instance that starts anew from an empty checkpoint counts from zero again, and must not be taken for its
+own past. Then its range tells: a batch that begins before the end of the last one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from operator import itemgetter
+
+import msgspec
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Diverged
+from whimbrel.core.record import Emissions, Kind, Outgoing, Result, Said
+from whimbrel.core.saving import STORE
+from whimbrel.log.codec import Message, encode_posts
+from whimbrel.log.contract import Appendable, Entry, Lane, Log
+from whimbrel.log.reading import Offset
+
+View = tuple[int, int, memoryview]
+"""A `codec.Message` as it is read here: its body may be large, and is not copied."""
+
+
+class Carrier:
+    """Carries out the batches of one instance."""
+
+    def __init__(
+        self,
+        writer: Callable[[], str],
+        outbox: Log,
+        inbox_of: Callable[[str], Appendable],
+        operator: str = "the operator",
+        encode: Callable[[Sequence[View]], bytes] = encode_posts,
+    ) -> None:
+        """`operator`: its name, for errors. `encode` makes an inbox entry of posts."""
+        self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
+        self._operator, self._encode = operator, encode
+        self._last: Said | None = None
+        """The last entry of the outbox, without what it says; None: not looked up yet."""
+
+    def carry(
+        self,
+        batch_id: int,
+        start: Offset,
+        end: Offset,
+        outgoing: Sequence[bytes],
+        count: int,
+        posts: Mapping[str, Sequence[bytes]],
+    ) -> None:
+        """Carry out one batch: what its parts said, as `encoded` makes it. `count`: how many results that are."""
+        before = self._before(batch_id, start)
+        destinations = sorted(posts)
+        for destination in destinations:
+            self._post(destination, posts[destination], batch_id)
+        posted = {**before.posted, **dict.fromkeys(destinations, batch_id)}
+        blob = join_outgoing(outgoing, start, end, posted)
+        try:
+            self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
+        except Diverged as error:
+            raise Diverged(self._difference(batch_id, blob) or str(error)) from error
+        self._last = Said([], start, end, posted)
+
+    def _before(self, batch_id: int, start: Offset) -> Said:
+        """The last entry of the outbox, without what it says. Raises `Diverged` if a new batch begins in it."""
+        last = self._last or last_said(self._outbox)
+        if batch_id <= self._outbox.counter(self._writer()):
+            return last  # a repetition: the log compares it
+        if any(at < last.end.get(lane, 0) for lane, at in start.items()):
+            raise Diverged(
+                f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, where an earlier one has been: "
+                f"the last entry of its outbox reaches to {last.end}. Its checkpoint is older than its outbox"
+            )
+        return last
+
+    def _difference(self, batch_id: int, blob: bytes) -> str | None:
+        """What a repeated batch says differently from the first time, if both can be seen."""
+        before, now = last_said(self._outbox), wire.unpack(blob, Said)
+        if before.renewed or batch_id != self._outbox.counter(self._writer()):
+            return None
+        told = f"batch {batch_id} of {self._writer()} was repeated, and differs from the first time"
+        if (before.start, before.end) != (now.start, now.end):
+            return f"{told}: it applied {before.start} to {before.end} of its inbox, now {now.start} to {now.end}"
+        pairs = zip_longest(*([result for one in said.outgoing for result in one.results] for said in (before, now)))
+        for first, again in pairs:
+            if first != again:
+                key = (first or again).key
+                return (
+                    f"{told}: {self._operator} gave {_shown(first)} for key {key!r}, now {_shown(again)}. An operator "
+                    "must depend on nothing but its arguments (ctx.now and ctx.random in place of clock and random), "
+                    "and its code must not change while a batch is unfinished"
+                )
+        return None
+
+    def _post(self, destination: str, bodies: Sequence[bytes], batch_id: int) -> None:
+        posts = [post for body in bodies for post in wire.decode(body, list[View])]
+        # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
+        posts.sort(key=itemgetter(0))
+        self._inbox_of(destination).append(
+            # Nobody reads a spool as records.
+            wire.pack(posts) if destination == STORE else self._encode(posts),
+            count=sum(kind != Kind.NUDGE for kind, _, _ in posts),  # nobody waits for a nudge
+            writer=self._writer(),
+            counter=batch_id,
+            lane=Lane.CONTROL,
+        )
+
+
+def encoded(emissions: Emissions, part: int, state_bytes: int) -> tuple[bytes | None, dict[str, list[Message]]]:
+    """What a part says of a batch: an `Outgoing` if there is something in it, and by destination what it posts."""
+    outgoing = None
+    if emissions.results or emissions.notices:
+        # Notices are the same to the byte if the batch is repeated.
+        notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
+        outgoing = wire.encode((emissions.results, notices, part, state_bytes))
+    posts: dict[str, list[Message]] = {}
+    for to, kind, bin, body in emissions.posts:
+        posts.setdefault(to, []).append((kind, bin, body))
+    return outgoing, posts
+
+
+def _shown(result: Result | None) -> str:
+    return "nothing" if result is None else f"{result.values} (seq {result.seq})"
+
+
+def join_outgoing(encoded: Sequence[bytes], start: Offset, end: Offset, posted: dict[str, int] | None = None) -> bytes:
+    """An outbox entry, `Said`, of several parts' encoded `Outgoing`s, without decoding them."""
+    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((posted or {}).items()))))
+
+
+def outgoing(entry: Entry) -> list[Outgoing]:
+    """What an outbox entry says: one `Outgoing` a part."""
+    return wire.unpack(entry.blob, Said).outgoing
+
+
+def last_said(outbox: Log) -> Said:
+    """The last entry of an outbox; an empty one if there is none. The outlet never gives it up."""
+    tail = outbox.tail()
+    return wire.unpack(outbox.read(tail - 1)[0].blob, Said) if tail > outbox.head() else Said([])
