@@ -6,12 +6,16 @@ from functools import cache
 
 import pytest
 
-from whimbrel.lab.sim.check import Violation
+from whimbrel.lab.sim.actors import Violation
 from whimbrel.lab.sim.run import CHOICES, Outcome, run_seed, search
 from whimbrel.lab.sim.sabotage import SABOTAGES
 from whimbrel.lab.sim.world import World
 
 SEEDS = 150
+PROMISES = {
+    *("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong", "parked", "settled"),
+    "repeated otherwise",
+}
 
 
 @cache
@@ -32,7 +36,7 @@ def test_a_safeguard_that_is_switched_off_is_missed(sabotage: str) -> None:
     """And by a promise that is broken, not only by a world that falls apart."""
     found = search(CHOICES, range(300), sabotage).found
     assert found is not None
-    assert found.what.split(":")[0] in ("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong")
+    assert found.what.split(":")[0] in PROMISES
 
 
 def test_a_sabotage_ends_with_its_run() -> None:

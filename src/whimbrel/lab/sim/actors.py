@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
 
+class Violation(AssertionError):
+    """A promise was broken; `what` names it."""
+
+    def __init__(self, what: str, message: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: {message}")
+
+
 class Died(Exception):
     """An actor dies here: whatever it was doing stops in the middle."""
 

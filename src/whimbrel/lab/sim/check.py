@@ -10,20 +10,12 @@ import msgspec
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.record import Evicted, Kind
-from whimbrel.lab.sim.actors import Actor, InstanceActor
+from whimbrel.lab.sim.actors import Actor, InstanceActor, Violation
 from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.lab.sim.ingress import GatewayActor
 from whimbrel.lab.sim.job import Job
 from whimbrel.lab.sim.oracle import Oracle
 from whimbrel.lab.sim.world import World
-
-
-class Violation(AssertionError):
-    """A promise was broken; `what` names it."""
-
-    def __init__(self, what: str, message: str) -> None:
-        self.what = what
-        super().__init__(f"{what}: {message}")
 
 
 class Invariants:
@@ -165,7 +157,7 @@ def _check_store(world: World, expected: Oracle) -> None:
         past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
         if not past or past[-1] != (state, luggage.timers):
             raise Violation("wrong", f"{version.key} was never saved as {state} at {version.seq}")
-    newest = world.store.newest(EVERYTHING)
+    newest = world.store.newest(EVERYTHING) if world.saves else {}
     for gateway in world.gateways.values() if world.saves else ():
         covered = gateway.covered()
         for key in gateway.mine:

@@ -91,8 +91,6 @@ class OutletActor(Actor):
         self.ghosts = 2
         self.committed: dict[str, int] = {}
         """By key: the epoch that may speak, as of the last commit."""
-        self.confirmed: list[Saved] = []
-        """Savings whose results are out."""
         self.saved: bytes | None = None
         self.reached: dict[str, int] = {}
         self.revive()
@@ -126,12 +124,13 @@ class OutletActor(Actor):
     def work(self) -> bool:
         rng = self.world.random
         try:
+            was_idle = self.outlet.is_idle  # or it tells now what it could not tell before
             worked = self.outlet.step()
         except Retry:
             self.world.tally["outlet stumbled"] += 1
             return True
         self.world.tally["results held"] += bool(self.gate.held)
-        if worked or not self.outlet.is_idle:
+        if worked or not was_idle or not self.outlet.is_idle:
             return True
         if self.world.chaos and self.ghosts and any(self.committed.values()) and rng.random() < 0.3:
             self.ghosts -= rng.choice(list(self.world.instances.values())).haunt()
@@ -160,8 +159,7 @@ class OutletActor(Actor):
         if isinstance(notice, Parked):
             self.letters.append(notice, count=1, writer="outlet", counter=number)
         elif isinstance(notice, Saved):
-            if notice not in self.confirmed:
-                self.confirmed.append(notice)
+            world.spools[notice.instance].confirm(notice, world.now_us)
         else:
             assert not isinstance(notice, Closed | Unfit)
             if not world.coordinator.alive:

@@ -96,7 +96,6 @@ class GatewayActor(Actor):
         return worked
 
     def _save(self) -> None:
-        self.covered()
         blob = self.gateway.save()
         if blob is not None:
             self.world.maybe_stumble()
@@ -106,10 +105,6 @@ class GatewayActor(Actor):
 
     def covered(self) -> int:
         """Up to where everything that came in is in the store."""
-        if not self.world.saves:
-            return -1
-        for saved in self.world.store.confirmed():
-            self.gateway.count(saved)
         return self.gateway.covered()
 
     def _choose(self) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from whimbrel.core.errors import Diverged
 from whimbrel.core.protocols import PROTOCOLS
-from whimbrel.lab.sim.check import Invariants, Violation, check_end
+from whimbrel.lab.sim.actors import Violation
+from whimbrel.lab.sim.check import Invariants, check_end
 from whimbrel.lab.sim.orders import MIXED
 from whimbrel.lab.sim.sabotage import sabotaged
 from whimbrel.lab.sim.world import World
@@ -51,6 +53,8 @@ def run_seed(protocol: str, seed: int) -> World:
         check_end(world)
     except Violation:
         raise
+    except Diverged as error:
+        raise Violation("repeated otherwise", str(error)) from error
     except Exception as error:  # nothing that can happen here may raise anything
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
     for migration in world.coordinator.coordinator.migrations.values():

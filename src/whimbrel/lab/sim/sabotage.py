@@ -8,19 +8,22 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from whimbrel.checkpoints.uploader import Uploader
+from whimbrel.checkpoints.version import Saving
+from whimbrel.core import wire
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Emissions, Kind, Move, Result
+from whimbrel.core.record import Emissions, Kind, Move, Result, Saved
 from whimbrel.core.restoration import Eviction, Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.egress.outlet import Outlet
 from whimbrel.gateway.gateway import Gateway
-from whimbrel.lab.sim.loss import StoreActor
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane
+from whimbrel.log.spool import Confirmed
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -76,6 +79,29 @@ def _trim_what_is_routed(self: Gateway) -> int:
     return self._routed * ROWS
 
 
+def _trust(self: Uploader) -> None:
+    """A saving counts as soon as it is whole, whatever the gate says."""
+    self._heard = self.spool.log.tail(Lane.CONTROL)
+    while (posts := self.spool.posts(self._read)) is not None:
+        self._take(posts)
+        saved = [wire.unpack(body, Saved) for kind, _, body in posts if kind == Kind.SAVED]
+        self._due += [Confirmed(one, 0) for one in saved]
+    while self._due:
+        self._seal(self._due[0])
+        del self._due[0]
+
+
+def _seal_first(self: Uploader, confirmed: Confirmed) -> None:
+    """The index of a saving is written before what it lists."""
+    saved, savings = confirmed.saved, self._open[confirmed.saved.part]
+    for one in [one for one in savings if one.number == saved.number and one.is_whole]:
+        saving = Saving(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
+        self.store.seal(self.stage, saving, one.segments)
+        self._put(one, saving, 0)
+        self._sealed(saved)
+        del savings[: savings.index(one) + 1]
+
+
 def _positions_first(self: Outlet) -> bool:
     """Commit that everything has been read, and deliver it then."""
     read = self.positions
@@ -120,7 +146,8 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "fence": (Gate, "fence", _fence_without_wall),
     "silent": (Restoration, "silences", lambda self, record: False),
     "coverage": (Gateway, "covered", _trim_what_is_routed),
-    "confirming": (StoreActor, "counts", lambda self, saved: True),
+    "confirming": (Uploader, "step", _trust),
+    "data-first": (Uploader, "_seal", _seal_first),
     "eviction": (Eviction, "drops", lambda self, record: False),
     "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),

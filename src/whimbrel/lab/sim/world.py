@@ -1,16 +1,17 @@
 """The deterministic world: the real core, hosted by actors that a seed makes slow, fast, forgetful and mortal.
 
-Virtual time, one thread, one random generator: the same seed is the same history. Each actor does what its real host
-does, in the same order, on the same kind of log, and may die between any two of its effects:
+Virtual time, one thread, one random generator: the same seed is the same history. Actors drive the product's own
+classes step by step, over logs, objects and journals that outlive them. Each may die before and after any of its
+writes, and each write may fail with an error that passes, done or not:
 
-    GatewayActor    ingress log → router → inboxes            dies: replays the log, repeats its appends
-    InstanceActor   inbox → parts → inboxes, outbox, commit   dies: repeats the batch it had planned, from its deltas
-    OutletActor     outboxes → gate → delivered               dies: goes back to its last commit
-    CoordinatorActor   notices → migrations → commands        dies: repeats what its journal says
-    StoreActor      spools → versions                         in worlds with a central store
-    LossActor       instances that do not come back, or late  likewise
+    GatewayActor    the Gateway: ingress log → router → inboxes           dies: replays the log, repeats its appends
+    InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the batch that it had planned
+    OutletActor     the Outlet: outboxes → gate → a file                  dies: goes back to its last commit
+    CoordinatorActor   notices → migrations → commands                    dies: repeats what its journal says
+    StoreActor      the Uploaders: spools → segments, seals               dies: begins at its spools' heads
+    LossActor       instances that do not come back, or late              in worlds with a central store, as the one before
 
-What an actor has not committed, its death takes away; what lies in a log, nothing takes away.
+Written anew for the simulator are what hosts an instance, in place of Spark, and what hosts the coordinator.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
 from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.lab.sim.ingress import GatewayActor
 from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
-from whimbrel.lab.sim.loss import LossActor, StoreActor
+from whimbrel.lab.sim.loss import LossActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
+from whimbrel.lab.sim.store import StoreActor
 from whimbrel.log.spool import Spool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
@@ -66,15 +68,15 @@ class World:
 
         rng = self.random
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
-        self.routers = [f"gateway-{n}" for n in range(rng.randint(1, 2))]
+        self.saves = protocol in (RESTORE, MIXED)
+        """Whether there is a central store. It numbers savings by the one gateway that a stage has."""
+        self.routers = [f"gateway-{n}" for n in range(1 if self.saves else rng.randint(1, 2))]
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
         shared = len(names) > 2  # of three instances, two are at one site
         self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
         self.owner = names[0]
         self.inboxes = {name: Inbox(self) for name in names}
         self.outboxes = {name: Outbox(self) for name in names}
-        self.saves = protocol in (RESTORE, MIXED)
-        """Whether there is a central store."""
         self.spools = {name: Spool(SimLog(self)) for name in names if self.saves}
         """By instance: what it sends to the store."""
         self.suspects: list[str] = []
