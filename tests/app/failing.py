@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from whimbrel.log.contract import Entry, Lane, Log
 
@@ -72,6 +72,18 @@ class FailingLog:
 
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         self.log.trim(position, lane)
+
+    def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
+        self.log.commit(reader, positions, resets=resets)
+
+    def committed(self, reader: str, lane: Lane = Lane.DATA) -> int | None:
+        return self.log.committed(reader, lane)
+
+    def readers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        return self.log.readers(lane)
+
+    def lag(self, reader: str, lane: Lane = Lane.DATA) -> int:
+        return self.log.lag(reader, lane)
 
     def close(self) -> None:
         self.log.close()

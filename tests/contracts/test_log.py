@@ -62,7 +62,11 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
 
 def everything(log: Log) -> list[object]:
     lanes = [(lane, log.head(lane), log.tail(lane), log.read(log.head(lane), lane=lane)) for lane in Lane]
-    return [*lanes, *((lane, writer, log.counter(writer, lane)) for lane in Lane for writer in "abcd")]
+    return [
+        *lanes,
+        *((lane, writer, log.counter(writer, lane)) for lane in Lane for writer in "abcd"),
+        *map(log.readers, Lane),
+    ]
 
 
 def write(log: Log, *counts: int, writer: str = "a", lane: Lane = DATA) -> None:
@@ -225,6 +229,66 @@ def test_backlog_counts_records_not_entries(log: Log) -> None:
     assert [log.backlog(start) for start in range(5)] == [15, 5, 5, 0, 0]
 
 
+def test_a_reader_that_never_committed_has_everything_before_it(log: Log) -> None:
+    write(log, 1, 2, 3)
+    assert (log.committed("r"), log.readers(), log.lag("r"), log.lag("r", CONTROL)) == (None, {}, 6, 0)
+    log.trim(1)
+    assert (log.committed("r"), log.lag("r")) == (None, 5)
+
+
+def test_a_reader_commits_its_positions_in_several_lanes_as_one(log: Log) -> None:
+    write(log, 1, 2, 3)
+    write(log, 7, lane=CONTROL)
+    log.commit("r", {DATA: 2, CONTROL: 1})
+    assert (log.committed("r"), log.committed("r", CONTROL)) == (2, 1)
+    assert (log.lag("r"), log.lag("r", CONTROL)) == (3, 0)
+    log.commit("r", {DATA: 3})
+    assert (log.committed("r"), log.committed("r", CONTROL)) == (3, 1), "a lane that is not named stays as it was"
+
+
+def test_each_reader_has_its_own_position(log: Log) -> None:
+    write(log, 1, 1, 1)
+    log.commit("r", {DATA: 3})
+    log.commit("s", {DATA: 0})
+    assert (log.readers(), log.readers(CONTROL)) == ({"r": 3, "s": 0}, {})
+    assert (log.lag("r"), log.lag("s"), log.lag("t")) == (0, 3, 3)
+
+
+def test_a_position_only_grows_unless_it_is_reset_on_purpose(log: Log) -> None:
+    write(log, 1, 1, 1)
+    log.commit("r", {DATA: 2})
+    log.commit("r", {DATA: 1})
+    log.commit("r", {DATA: 2})
+    assert log.committed("r") == 2
+    log.commit("r", {DATA: 1}, resets=True)
+    assert (log.committed("r"), log.lag("r")) == (1, 2)
+    log.commit("r", {DATA: 3}, resets=True)
+    assert log.committed("r") == 3
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("position", [-1, 3])
+def test_a_position_that_no_reader_can_have_come_to_is_refused(log: Log, position: int, resets: bool) -> None:
+    write(log, 1, 1)
+    log.commit("r", {DATA: 1})
+    write(log, 1, lane=CONTROL)
+    for lanes in ({CONTROL: 1, DATA: position}, {DATA: position, CONTROL: 1}):
+        with pytest.raises(Refused, match=f"r cannot have read up to position {position} of DATA: it ends at 2"):
+            log.commit("r", lanes, resets=resets)
+        assert (log.readers(), log.readers(CONTROL)) == ({"r": 1}, {}), "all lanes or none"
+
+
+def test_trimming_and_positions_leave_each_other_alone(log: Log) -> None:
+    write(log, 1, 1, 1, 1)
+    log.commit("r", {DATA: 3})
+    assert log.head() == 0
+    log.trim(2)
+    log.commit("s", {DATA: 1})  # a reader may have come less far than was trimmed: nothing is left for it to read there
+    assert (log.committed("r"), log.committed("s"), log.lag("r"), log.lag("s")) == (3, 1, 1, 2)
+    log.trim(4)
+    assert (log.committed("r"), log.lag("r"), log.lag("s"), log.lag("t")) == (3, 0, 0, 0)
+
+
 def test_an_entry_cannot_hold_fewer_than_no_records(log: Log) -> None:
     before = everything(log)
     with pytest.raises(Refused):
@@ -278,6 +342,7 @@ class Model(RuleBasedStateMachine):
         self.heads = dict.fromkeys(Lane, 0)
         self.counters: dict[tuple[Lane, str], int] = {}
         self.taken: dict[tuple[Lane, str, int], Entry] = {}
+        self.readers: dict[Lane, dict[str, int]] = {lane: {} for lane in Lane}
 
     @rule(lane=lanes, writer=writers, step=st.integers(-2, 3), count=st.integers(0, 2), blob=st.binary(max_size=1))
     def append(self, lane: Lane, writer: str, step: int, count: int, blob: bytes) -> None:
@@ -309,6 +374,17 @@ class Model(RuleBasedStateMachine):
         self.log.trim(position, lane)
         self.heads[lane] = max(self.heads[lane], min(position, len(self.entries[lane])))
 
+    @rule(places=st.dictionaries(lanes, positions, min_size=1), reader=writers, resets=st.booleans())
+    def commit(self, places: dict[Lane, int], reader: str, resets: bool) -> None:
+        if not all(0 <= position <= len(self.entries[lane]) for lane, position in places.items()):
+            with pytest.raises(Refused):
+                self.log.commit(reader, places, resets=resets)
+            return
+        self.log.commit(reader, places, resets=resets)
+        for lane, position in places.items():
+            last = 0 if resets else self.readers[lane].get(reader, 0)
+            self.readers[lane][reader] = max(position, last)
+
     @rule(lane=lanes, start=positions, end=st.none() | positions, records=st.integers(0, 40))
     def look(self, lane: Lane, start: int, end: int | None, records: int) -> None:
         if start < self.heads[lane]:
@@ -330,6 +406,12 @@ class Model(RuleBasedStateMachine):
     def agree(self) -> None:
         for lane in Lane:
             assert (self.log.head(lane), self.log.tail(lane)) == (self.heads[lane], len(self.entries[lane]))
+            assert self.log.readers(lane) == self.readers[lane]
+            for reader in "ab":
+                position = self.readers[lane].get(reader)
+                assert self.log.committed(reader, lane) == position
+                unread = self.entries[lane][max(position or 0, self.heads[lane]) :]
+                assert self.log.lag(reader, lane) == sum(entry.records for entry in unread)
         assert all(self.log.counter(writer, lane) == n for (lane, writer), n in self.counters.items())
 
     def teardown(self) -> None:

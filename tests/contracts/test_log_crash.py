@@ -19,7 +19,7 @@ import pytest
 
 import whimbrel.log
 from whimbrel.core.errors import Corrupt, NewerFormat, Unavailable
-from whimbrel.log import EmbeddedLog
+from whimbrel.log import EmbeddedLog, Lane
 from whimbrel.log.embedded import FORMAT
 
 OPEN = """
@@ -52,6 +52,21 @@ while True:
     if counter % 20 == 0:
         log.trim(position - 30)
         say("trimmed", position - 30)
+"""
+)
+
+READ_FOR_EVER = (
+    OPEN
+    + """
+from whimbrel.log import Lane
+log = EmbeddedLog(path, durable=rest == ["durable"])
+counter = log.counter(writer)
+while True:
+    counter += 1
+    log.append(b"", count=1, writer=writer, counter=counter, lane=Lane.CONTROL)  # a life before may have done it
+    append(log, writer, counter)
+    log.commit("r", {Lane.DATA: counter + 1, Lane.CONTROL: counter + 1})
+    say("committed", counter + 1)
 """
 )
 
@@ -130,6 +145,25 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_there(tmp_path: Path, seed
         log.close()
 
 
+@pytest.mark.parametrize("durability", ["durable", "usual"])
+def test_a_killed_reader_finds_its_position_where_it_was_told_it_is(tmp_path: Path, durability: str) -> None:
+    """Three lives on one log, each killed while it commits: no position is lost, and no lane is ahead of the other."""
+    chance, path, last = random.Random(durability), tmp_path / "log", 0
+    for _ in range(3):
+        with child(READ_FOR_EVER, path, "w", durability) as reader:
+            assert reader.stdout is not None
+            lines = [reader.stdout.readline() for _ in range(chance.randrange(1, 100))]
+            reader.send_signal(signal.SIGKILL)
+            lines += reader.stdout.readlines()
+        said, log = [int(line.split()[1]) for line in lines], EmbeddedLog(path)
+        position = log.committed("r")
+        assert position is not None
+        assert position == log.committed("r", Lane.CONTROL)
+        assert last < said[0] <= said[-1] <= position <= min(said[-1] + 1, log.tail())
+        last = position
+        log.close()
+
+
 def test_many_processes_create_and_write_one_log_while_another_reads(tmp_path: Path) -> None:
     """All open a log that is not there yet at the same moment: one creates it, and nobody's appends are lost."""
     path, each, names = tmp_path / "deep" / "er" / "log", 60, "abcd"
@@ -185,7 +219,9 @@ def test_a_locked_log_is_unavailable_until_it_is_not(tmp_path: Path) -> None:
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable):
         log.append(b"x", count=1, writer="a", counter=0)
-    assert log.read(0) == [], "readers do not wait for writers"
+    with pytest.raises(Unavailable):
+        log.commit("r", {Lane.DATA: 0})
+    assert (log.read(0), log.committed("r")) == ([], None), "readers do not wait for writers"
     other.close()
     assert log.append(b"x", count=1, writer="a", counter=0) == 0
 
@@ -280,6 +316,10 @@ def test_no_operation_scans(tmp_path: Path) -> None:
         log.read(counter)
         log.advance(counter, 0)
         log.backlog(counter)
+        log.commit("r", {Lane.DATA: counter})
+        log.committed("r")
+        log.readers()
+        log.lag("r")
     plans = [
         detail
         for statement in sent

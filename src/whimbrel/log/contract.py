@@ -26,15 +26,23 @@ Rules every backend keeps (tests/contracts/test_log.py runs them over each one):
 5. Lanes: `DATA` and `CONTROL` are two rulers in one log, independent in positions, counters and trimming.
 6. Trim: `trim(p)` gives up everything below p. It never moves head backwards, and never beyond the tail.
    Writers' counters survive it: trimming must not make an old append look new.
+7. Readers: `commit` stores, under a reader's name, the position in each lane below which the reader has finished: the
+   effects of every entry there are durable elsewhere. So a reader commits after the effect, never before it. Positions
+   of several lanes are stored as one. A position only grows: a lower one changes nothing, unless the reader `resets`,
+   as it does at each start, because what it has finished is what its own state says. A position above the tail, or
+   below 0, is `Refused`. A position is as durable as an append through the same object; after a power failure that
+   takes the last commits it is too low, and never above the tail.
+   Trimming does not look at positions, and positions do not trim. The log cannot know which readers still count, and
+   its owner may have to keep more than its readers need: the last outbox entry, what a restoration replays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from whimbrel.core.errors import Diverged
+from whimbrel.core.errors import Diverged, Refused
 
 
 class Lane(IntEnum):
@@ -102,6 +110,21 @@ class Log(Appendable, Protocol):
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         """Give up the entries below `position`."""
 
+    def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
+        """Store that a reader has finished everything below these positions. `resets`: a position may be lower now."""
+
+    def committed(self, reader: str, lane: Lane = Lane.DATA) -> int | None:
+        """The position that a reader has committed, None if it never did."""
+
+    def readers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        """Who has ever committed a position in this lane, with the position of each."""
+
+    def lag(self, reader: str, lane: Lane = Lane.DATA) -> int:
+        """How many records lie from a reader's position, or from the head if that is further, to the tail.
+
+        A reader that never committed has all that can be read before it.
+        """
+
     def close(self) -> None:
         """Release what this object holds; the log itself stays, and using the object again opens it again."""
 
@@ -113,6 +136,12 @@ def diverged(log: str, writer: str, counter: int, last: int, taken: str, given: 
         f"the log took {taken}, now it is given {given}. The writer runs from an older checkpoint, with changed code, "
         "or with an operator that is not deterministic; nothing was appended"
     )
+
+
+def check_position(log: str, reader: str, lane: Lane, position: int, tail: int) -> None:
+    """Raise `Refused` unless a reader can have come to this position."""
+    if not 0 <= position <= tail:
+        raise Refused(f"{log}: {reader} cannot have read up to position {position} of {lane.name}: it ends at {tail}")
 
 
 def fitting(sizes: Iterable[int], size: int) -> int:

@@ -21,18 +21,18 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
 from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
-from whimbrel.log.contract import Entry, Lane, diverged, fitting
+from whimbrel.log.contract import Entry, Lane, check_position, diverged, fitting
 from whimbrel.log.durability import sync
 from whimbrel.log.forks import FORKS
 from whimbrel.log.private import FILE, make_folder
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
 
 SWEEP = 2  # trimmed entries that an append takes away: more than one, so that sweeping catches up with writing
@@ -52,6 +52,8 @@ CREATE INDEX reach ON entries (lane, before, position);
 CREATE INDEX taken ON entries (lane, writer, counter);
 CREATE TABLE writers (lane INTEGER NOT NULL, writer TEXT NOT NULL, counter INTEGER NOT NULL,
                       count INTEGER NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (lane, writer)) WITHOUT ROWID;
+CREATE TABLE readers (lane INTEGER NOT NULL, reader TEXT NOT NULL, position INTEGER NOT NULL,
+                      PRIMARY KEY (lane, reader)) WITHOUT ROWID;
 INSERT INTO lanes VALUES {", ".join(f"({lane.value}, 0, 0, 0)" for lane in Lane)};
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {FORMAT};
@@ -162,6 +164,28 @@ class EmbeddedLog:
         with self._transaction("BEGIN IMMEDIATE") as db:
             db.execute("UPDATE lanes SET head = max(head, min(?, tail)) WHERE lane = ?", (position, lane))
 
+    def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            for lane, position in positions.items():
+                check_position(str(self.path), reader, lane, position, _ruler(db, lane)[1])
+                last = None if resets else _committed(db, reader, lane)
+                if last is None or position > last:
+                    db.execute("INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", (lane, reader, position))
+
+    def committed(self, reader: str, lane: Lane = Lane.DATA) -> int | None:
+        with self._transaction("BEGIN") as db:
+            return _committed(db, reader, lane)
+
+    def readers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        with self._transaction("BEGIN") as db:
+            return dict(db.execute("SELECT reader, position FROM readers WHERE lane = ?", (lane,)).fetchall())
+
+    def lag(self, reader: str, lane: Lane = Lane.DATA) -> int:
+        with self._transaction("BEGIN") as db:
+            head, tail, total = _ruler(db, lane)
+            start = max(_committed(db, reader, lane) or 0, head)
+            return total - _before(db, start, lane) if start < tail else 0
+
     def close(self) -> None:
         with FORKS, self._lock:
             self._disconnect()
@@ -266,6 +290,11 @@ def _furthest(db: sqlite3.Connection, limit: int, lane: Lane) -> int:
 def _counter(db: sqlite3.Connection, writer: str, lane: Lane) -> int:
     row = db.execute("SELECT counter FROM writers WHERE lane = ? AND writer = ?", (lane, writer)).fetchone()
     return -1 if row is None else int(row[0])
+
+
+def _committed(db: sqlite3.Connection, reader: str, lane: Lane) -> int | None:
+    row = db.execute("SELECT position FROM readers WHERE lane = ? AND reader = ?", (lane, reader)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _taken(db: sqlite3.Connection, writer: str, counter: int, lane: Lane, head: int) -> tuple[int, int] | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Mapping
 
 from whimbrel.core.errors import Refused, Trimmed
-from whimbrel.log.contract import Entry, Lane, diverged, fitting
+from whimbrel.log.contract import Entry, Lane, check_position, diverged, fitting
 
 
 class MemoryLog:
@@ -96,6 +97,26 @@ class MemoryLog:
                         del ruler.taken[writer, counter]
                 del ruler.entries[:gone], ruler.totals[:gone], ruler.writers[:gone]
 
+    def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
+        with self._lock:
+            for lane, position in positions.items():
+                check_position("memory log", reader, lane, position, self._rulers[lane].tail)
+            for lane, position in positions.items():
+                readers = self._rulers[lane].readers
+                readers[reader] = position if resets else max(position, readers.get(reader, 0))
+
+    def committed(self, reader: str, lane: Lane = Lane.DATA) -> int | None:
+        return self._rulers[lane].readers.get(reader)
+
+    def readers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        return dict(self._rulers[lane].readers)
+
+    def lag(self, reader: str, lane: Lane = Lane.DATA) -> int:
+        ruler = self._rulers[lane]
+        with self._lock:
+            first = min(max(ruler.readers.get(reader, 0) - ruler.head, 0), len(ruler.entries))
+            return ruler.totals[-1] - ruler.totals[first]
+
     def close(self) -> None:
         pass
 
@@ -103,7 +124,7 @@ class MemoryLog:
 class _Ruler:
     """One lane: what is readable, and what the contract needs to know of what is not."""
 
-    __slots__ = ("counters", "entries", "head", "tail", "taken", "totals", "writers")
+    __slots__ = ("counters", "entries", "head", "readers", "tail", "taken", "totals", "writers")
 
     def __init__(self) -> None:
         self.head = self.tail = 0
@@ -111,6 +132,7 @@ class _Ruler:
         # totals[i] is how many records were ever written before entries[i]; the one item more is for the tail.
         self.totals = [0]
         self.counters: dict[str, int] = {}
+        self.readers: dict[str, int] = {}
         # By writer and counter, what each entry that is still there holds, and each writer's last one.
         self.taken: dict[tuple[str, int], Entry] = {}
         self.writers: list[tuple[str, int]] = []
