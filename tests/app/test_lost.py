@@ -22,7 +22,7 @@ from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.router import NOBODY
 from whimbrel.log.contract import Lane
 from whimbrel.log.folder import Logs
-from whimbrel.log.reading import note_applied
+from whimbrel.log.readers import INSTANCE
 from whimbrel.orchestrator.control import Control
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
@@ -111,8 +111,7 @@ class House:
                 self.hands[name] = Hand(self.logs, name)
             hand = self.hands[name]
             hand.batch()
-            Path(self.logs.reading(name)).mkdir(exist_ok=True)
-            note_applied(self.logs.reading(name), dict(zip(("data", "control"), hand.batches[-1], strict=True)))
+            self.logs.inbox(name).commit(INSTANCE, dict(zip(Lane, hand.batches[-1], strict=True)))
 
     def save(self) -> int:
         """A checkpoint of all; its number."""

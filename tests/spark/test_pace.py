@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from tests.spark.rig import Running
 from whimbrel.core import wire
-from whimbrel.core.record import Kind
+from whimbrel.core.record import Kind, Said
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
-from whimbrel.log.reading import Offset, halt, hurry
+from whimbrel.log.readers import INSTANCE, Offset
 from whimbrel.spark.processor import HURRY, POSTS
+from whimbrel.spark.query import InstanceSpec, StageQuery
+from whimbrel.spark.signals import Signals
 from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import InboxReader, Reading
+from whimbrel.spark.source import TRIM_EVERY, InboxReader, Reading
 
 LONG, SHORT = 60_000, 300
 ALL = ReadMaxRows(100)
@@ -27,9 +31,9 @@ class Inbox:
     """A log, a reader of it, and the place up to which it has read."""
 
     def __init__(self, folder: Path, pace_ms: int) -> None:
-        self.log, self.folder = EmbeddedLog(folder / "inbox"), str(folder)
+        self.log, self.signals = EmbeddedLog(folder / "inbox"), Signals(str(folder))
         self.reader = InboxReader(
-            Reading(str(folder / "inbox"), pa.schema([]), 4, 100, pace_ms=pace_ms, folder=self.folder)
+            Reading(str(folder / "inbox"), pa.schema([]), 4, 100, pace_ms=pace_ms, reader="r", folder=str(folder))
         )
         self.place: Offset = self.reader.initialOffset()
 
@@ -62,7 +66,7 @@ def test_a_batch_waits_for_its_time_and_takes_what_has_come_meanwhile(begun: Inb
 
 @pytest.mark.parametrize("begun", [LONG], indirect=True)
 def test_what_keys_stand_still_for_begins_a_batch_at_once(begun: Inbox) -> None:
-    hurry(begun.folder, True)
+    begun.signals.hurry(True)
     begun.append(Lane.DATA)
     begun.append(Lane.CONTROL)
     assert begun.read() == {"data": 1, "control": 1}
@@ -72,7 +76,7 @@ def test_what_keys_stand_still_for_begins_a_batch_at_once(begun: Inbox) -> None:
 @pytest.mark.parametrize(("lane", "count"), [(Lane.DATA, 1), (Lane.CONTROL, 0)], ids=["data", "a nudge"])
 def test_nothing_else_is_in_a_hurry(begun: Inbox, lane: Lane, count: int) -> None:
     began = time.monotonic()
-    hurry(begun.folder, True)
+    begun.signals.hurry(True)
     begun.append(lane, count)
     assert len(begun.read()) == 1
     assert time.monotonic() - began > SHORT / 1000 * 0.8
@@ -81,8 +85,8 @@ def test_nothing_else_is_in_a_hurry(begun: Inbox, lane: Lane, count: int) -> Non
 @pytest.mark.parametrize("begun", [SHORT], indirect=True)
 def test_when_the_hurry_is_over_the_pace_is_as_before(begun: Inbox) -> None:
     began = time.monotonic()
-    hurry(begun.folder, True)
-    hurry(begun.folder, False)
+    begun.signals.hurry(True)
+    begun.signals.hurry(False)
     begun.append(Lane.CONTROL)
     assert begun.read() == {"control": 1}
     assert time.monotonic() - began > SHORT / 1000 * 0.8
@@ -91,13 +95,85 @@ def test_when_the_hurry_is_over_the_pace_is_as_before(begun: Inbox) -> None:
 @pytest.mark.parametrize("begun", [LONG], indirect=True)
 def test_a_reader_that_is_to_halt_answers_at_once(begun: Inbox) -> None:
     begun.append(Lane.DATA)
-    halt(begun.folder)
+    begun.signals.halt(True)
     assert begun.read() == {}
 
 
 @pytest.mark.parametrize("begun", [SHORT], indirect=True)
 def test_an_empty_inbox_is_waited_for_but_not_for_ever(begun: Inbox) -> None:
     assert begun.read() == {}
+
+
+# ── What the reader says ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("begun", [0], indirect=True)
+def test_a_position_is_committed_when_the_next_batch_is_asked_for_and_not_before(begun: Inbox) -> None:
+    begun.append(Lane.CONTROL)
+    assert (begun.log.committed("r"), begun.log.committed("r", Lane.CONTROL)) == (0, 0)
+    begun.read()
+    assert (begun.log.committed("r"), begun.log.committed("r", Lane.CONTROL)) == (1, 0)
+    begun.read()
+    assert (begun.log.committed("r"), begun.log.committed("r", Lane.CONTROL)) == (1, 1)
+
+
+@pytest.mark.parametrize("begun", [0], indirect=True)
+def test_a_locked_inbox_holds_no_batch_up_and_the_position_is_committed_later(begun: Inbox) -> None:
+    for _ in range(2 * TRIM_EVERY):
+        begun.append(Lane.DATA)
+    begun.read()
+    other = sqlite3.connect(begun.log.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asked = time.monotonic()
+    begun.read()
+    assert time.monotonic() - asked < 5, "as long as an append would wait"
+    assert (begun.log.committed("r"), begun.log.head()) == (1, 0)
+    other.close()
+    begun.read()
+    assert (begun.log.committed("r"), begun.log.head()) == (begun.log.tail(), begun.log.tail())
+
+
+def test_a_reader_without_a_name_commits_nothing_and_trims_all_the_same(tmp_path: Path) -> None:
+    log = EmbeddedLog(tmp_path / "inbox")
+    for counter in range(TRIM_EVERY):
+        log.append(b"entry", count=1, writer="w", counter=counter)
+    reader = InboxReader(Reading(str(log.path), pa.schema([]), 4, 100))
+    reader.latestOffset(reader.latestOffset(reader.initialOffset(), ALL), ALL)
+    assert (log.readers(), log.head()) == ({}, TRIM_EVERY)
+
+
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [([0, 1], (7, 2)), ([0], (4, 1)), ([], (1, 0))],
+    ids=["all done", "one undone", "none done"],
+)
+def test_a_start_resets_the_position_to_where_its_checkpoint_stands(
+    tmp_path: Path, commits: list[int], expected: tuple[int, int]
+) -> None:
+    """Above it is what a log has kept in a power failure that took the checkpoint's last commit."""
+    inbox, outbox, checkpoint = EmbeddedLog(tmp_path / "inbox"), EmbeddedLog(tmp_path / "outbox"), tmp_path / "saved"
+    for counter in range(8):
+        for lane in Lane:
+            inbox.append(b"entry", count=1, writer="w", counter=counter, lane=lane)
+    inbox.trim(1)
+    inbox.commit(INSTANCE, {Lane.DATA: 8, Lane.CONTROL: 8})
+    for kind in ("offsets", "commits"):
+        (checkpoint / kind).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id": "x"}')
+    for batch, offset in enumerate(['{"data": 4, "control": 1}', '{"data": 7, "control": 2}']):
+        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
+        outbox.append(wire.pack(Said([])), count=0, writer="a@x", counter=batch)
+    for batch in commits:
+        (checkpoint / "commits" / str(batch)).touch()
+    spec = InstanceSpec("a", "stage", Running(), pa.schema([]))
+    no_spark: Any = object()
+    query = StageQuery(
+        no_spark, spec, inbox=inbox.path, outbox=outbox, inbox_of=lambda name: inbox, checkpoint=checkpoint
+    )
+    with pytest.raises(AttributeError):  # it comes as far as Spark
+        query.start()
+    assert (inbox.committed(INSTANCE), inbox.committed(INSTANCE, Lane.CONTROL)) == expected
+    assert not query.is_drained
 
 
 # ── What the sink tells ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -48,7 +48,7 @@ def test_everything_that_is_asked_of_a_query_goes_through_it() -> None:
             raise Py4JNetworkError("Answer from Java side is empty")
 
     query = StageQuery.__new__(StageQuery)
-    query._query, query._folder = Gone(), "nowhere"  # type: ignore[assignment]
+    query._query = Gone()  # type: ignore[assignment]
     for ask in ("is_active", "exception", "progress", "state_commits", "batch_ms"):
         with pytest.raises(Retry, match="the JVM that Spark runs in is gone"):
             getattr(query, ask)

@@ -24,7 +24,7 @@ from whimbrel.core.record import Emissions, Kind, Outgoing, Result, Said
 from whimbrel.core.saving import STORE
 from whimbrel.log.codec import Message, encode_posts
 from whimbrel.log.contract import Appendable, Entry, Lane, Log
-from whimbrel.log.reading import Offset
+from whimbrel.log.readers import Offset
 
 View = tuple[int, int, memoryview]
 """A `codec.Message` as it is read here: its body may be large, and is not copied."""

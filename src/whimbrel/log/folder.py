@@ -8,7 +8,6 @@ from pathlib import Path
 
 from whimbrel.log.embedded import EmbeddedLog
 from whimbrel.log.private import below
-from whimbrel.log.reading import reading_of
 from whimbrel.log.spool import Spool
 
 
@@ -51,10 +50,6 @@ class Logs:
     def _spooled(self, instance: str) -> Path:
         return below(self.folder, f"savings-{instance}")
 
-    def reading(self, instance: str) -> str:
-        """The folder that says how far an instance's inbox has been read."""
-        return reading_of(self.path(f"inbox-{instance}"))
-
     def forget(self, instance: str) -> None:
         """Let go of the logs of an instance that has left; their files stay."""
         for name in _names(instance):
@@ -70,8 +65,7 @@ class Logs:
             for file in self.folder.glob(f"{name}.db*"):
                 if file.is_file():
                     file.unlink()
-        for folder in (self.reading(instance), self._spooled(instance)):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._spooled(instance), ignore_errors=True)
 
     def close(self) -> None:
         """Let go of all."""

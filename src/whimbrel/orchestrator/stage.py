@@ -24,7 +24,7 @@ from whimbrel.core.protocols.auto import Limits, Situation, choose
 from whimbrel.log.chunks import chunked
 from whimbrel.log.contract import Log
 from whimbrel.log.folder import Logs
-from whimbrel.log.reading import is_drained
+from whimbrel.log.readers import is_drained
 from whimbrel.orchestrator.instances import Instances
 from whimbrel.orchestrator.orchestrator import RestoreOrder
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
@@ -108,8 +108,7 @@ class StageControl:
 
     def has_applied(self, instance: str) -> bool:
         """Whether everything that lies in an instance's inbox now has been applied, and what it said is written."""
-        logs = self._reach.logs
-        return is_drained(logs.inbox(instance), logs.reading(instance))
+        return is_drained(self._reach.logs.inbox(instance))
 
     @property
     def is_drained(self) -> bool:

@@ -36,7 +36,7 @@ from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.codec import ROWS, ArrowCodec
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
-from whimbrel.log.reading import backlog
+from whimbrel.log.readers import INSTANCE
 from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
 from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
@@ -198,8 +198,8 @@ class StageFlow:
         return (self._ticks is None or self.gateway.has_told_time) and self.outlet.is_idle
 
     def is_full(self, most: int) -> bool:
-        """Whether an inbox holds more than so many records."""
-        return any(backlog(self._logs.inbox(name), self._logs.reading(name)) > most for name in self.instances)
+        """Whether more than so many records wait in an inbox."""
+        return any(self._logs.inbox(name).lag(INSTANCE) > most for name in self.instances)
 
     def status(self) -> FlowStatus:
         """How records flow."""

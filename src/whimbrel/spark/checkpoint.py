@@ -20,7 +20,7 @@ from whimbrel.core.errors import Corrupt, Stale
 from whimbrel.log import Log
 from whimbrel.log.carrier import last_said
 from whimbrel.log.durability import sync
-from whimbrel.log.reading import LANES, Offset
+from whimbrel.log.readers import LANES, Offset
 
 
 class Checkpoint:

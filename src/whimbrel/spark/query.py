@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -36,10 +35,11 @@ from whimbrel.core.errors import Conflict, Full, Refused, Unavailable, WhimbrelE
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind, Said
-from whimbrel.log import Appendable, Lane, Log, reading
+from whimbrel.log import Appendable, Lane, Log
 from whimbrel.log.carrier import last_said
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.disk import is_full
+from whimbrel.log.readers import INSTANCE, LANES, is_drained
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.events import OWN_NAMES
@@ -47,6 +47,7 @@ from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.shipping import ship
+from whimbrel.spark.signals import Signals
 from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
 from whimbrel.spark.stores import unload
@@ -117,8 +118,8 @@ class StageQuery:
         self.spark, self.spec, self.checkpoint = spark, spec, str(checkpoint)
         self._inbox, self._outbox, self._inbox_of, self._appended = str(inbox), outbox, inbox_of, appended
         self._query: StreamingQuery | None = None
-        self._folder = reading.reading_of(inbox)
         self._nearby = tempfile.TemporaryDirectory(prefix="whimbrel-")
+        self._signals = Signals(self._nearby.name)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,11 +132,12 @@ class StageQuery:
         saved.check(self.spec.name, open_log(self._inbox), self._outbox)
         if saved.planned < 0:  # what a start has left that was never heard of, or a power failure of one
             shutil.rmtree(self.checkpoint, ignore_errors=True)
-        reading.clear(self._folder)
+        self._signals.clear()
         self._nudge()  # before Spark starts it: what fails here leaves no query behind that nobody holds
+        self._reset(saved)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
-        hurry, nearby = partial(reading.hurry, self._folder), Nearby(self._nearby.name)
+        hurry, nearby = self._signals.hurry, Nearby(self._nearby.name)
         name = type(self.spec.operator).__name__
         synced = saved.sync if self._durable else lambda: None
         sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range, name, synced)
@@ -161,7 +163,7 @@ class StageQuery:
         blob = wire.pack(Said([], end, end, renewed=True))
         self._outbox.append(blob, count=0, writer="renewal", counter=self._outbox.counter("renewal") + 1)
         for name, position in end.items():
-            log.trim(position, reading.LANES[name])
+            log.trim(position, LANES[name])
         shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def wait(self, timeout: float = 180.0) -> None:
@@ -171,7 +173,8 @@ class StageQuery:
         """
         wanted = self._nudge()
         deadline = time.monotonic() + timeout
-        while (reading.applied_by(self._folder) or {"control": 0})["control"] < wanted:
+        inbox = open_log(self._inbox)
+        while (inbox.committed(INSTANCE, Lane.CONTROL) or 0) < wanted:
             if not self.is_active:
                 raise Unavailable(f"instance {self.spec.name} has ended: {self.exception or 'it was stopped'}")
             if time.monotonic() > deadline:
@@ -185,10 +188,16 @@ class StageQuery:
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         return log.tail(Lane.CONTROL)
 
+    def _reset(self, saved: Checkpoint) -> None:
+        """Commit as the position of the inbox's reader where the checkpoint stands, whatever an earlier life committed:
+        in a power failure the log may have kept what the checkpoint has lost, and `renew` begins anew."""
+        log, done = open_log(self._inbox, self._durable), saved.end(saved.committed)
+        log.commit(INSTANCE, {lane: done.get(name, log.head(lane)) for name, lane in LANES.items()}, resets=True)
+
     def hold(self, held: bool) -> None:
         """Let it begin no batch, or let it go on."""
         with suppress(OSError):  # a disk too full for an empty file stops it in another way
-            (reading.halt if held else reading.resume)(self._folder)
+            self._signals.halt(held)
 
     @translated()
     def stop(self, timeout: float = 30.0) -> None:
@@ -201,7 +210,7 @@ class StageQuery:
         query = self._query
         if query is None:
             return
-        reading.halt(self._folder)
+        self._signals.halt(True)
         deadline = time.monotonic() + timeout
         while query.isActive and not _is_idle(query) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -246,12 +255,12 @@ class StageQuery:
     @property
     def is_drained(self) -> bool:
         """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
-        return reading.is_drained(open_log(self._inbox), self._folder)
+        return is_drained(open_log(self._inbox))
 
     @property
     def backlog(self) -> int:
         """How many records wait in the inbox."""
-        return reading.backlog(open_log(self._inbox), self._folder)
+        return open_log(self._inbox).lag(INSTANCE)
 
     @property
     def batch_ms(self) -> float:
@@ -285,7 +294,8 @@ class StageQuery:
             rows=spec.prepare is not None,
             trim=spec.trim,
             pace_ms=round(self.trigger_ms),
-            folder=self._folder,
+            reader=INSTANCE,
+            folder=self._nearby.name,
             nearby=self._nearby.name,
             checkpoint=self.checkpoint if self._durable else "",
         )

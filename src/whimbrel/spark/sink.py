@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from whimbrel.log import Appendable, Log
 from whimbrel.log.carrier import Carrier
-from whimbrel.log.reading import Offset
+from whimbrel.log.readers import Offset
 from whimbrel.spark.nearby import NOWHERE, Nearby
 from whimbrel.spark.processor import HURRY, OUTGOING, POSTS
 

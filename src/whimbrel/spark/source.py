@@ -9,8 +9,13 @@ lane as the batch may hold; Spark's offset is the pair of log positions. Two sha
 When a batch begins is decided here, not by Spark's trigger: at most once in a while (`pace_ms`), so that queries on few
 cores do not get in each other's way; but at once if keys stand still for what has come through the control lane.
 
-Spark runs a reader in two places: `latestOffset`, `partitions` and `commit` in one long-lived process beside the
-driver, `read` in a task.
+Spark asks for the next batch when it has committed the one before: then the source commits its position to the inbox
+log, for all who ask how far the instance is, and trims the inbox. It does not wait for the disk, nor long for another
+process that has the log locked: a position that comes late, or is lost in a power failure, is too low, and the start of
+a query sets it right (query.py).
+
+Spark runs a reader in two places: `latestOffset` and `partitions` in one long-lived process beside the driver, `read`
+in a task.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,25 +36,29 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from whimbrel.core.errors import Unavailable
 from whimbrel.log import EmbeddedLog, Entry, Lane, Log
 from whimbrel.log.codec import ROWS, decode, entry_schema
-from whimbrel.log.reading import LANES, Offset, is_halted, is_hurried, note_applied
+from whimbrel.log.readers import LANES, Offset, positions
 from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.events import PLACE
 from whimbrel.spark.nearby import Nearby
+from whimbrel.spark.signals import Signals
 
 FORMAT = "whimbrel"
 MOST_CONTROL = 64 << 20
 """Bytes of parcels that one batch takes, about: more of them wait, as they would in a link."""
 TRIM_EVERY = 64
 """Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
+BUSY = 0.05
+"""Seconds that a batch waits at most to say how far it is while another process writes to the inbox."""
 
 GLANCE = 0.02
 """Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
 
 NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
-TEXTS = ("folder", "nearby", "checkpoint")
+TEXTS = ("reader", "folder", "nearby", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,10 @@ class Reading:
     trim: bool = True
     pace_ms: int = 0
     """Least time from the beginning of a batch to that of the next."""
+    reader: str = ""
+    """Under which name it commits its position; under none: not at all."""
     folder: str = ""
-    """Where the reader says how far it is, and is told to halt (log/reading.py)."""
+    """Where it is told to halt, or to hurry (signals.py)."""
     nearby: str = ""
     """The folder for large blobs."""
     checkpoint: str = ""
@@ -115,8 +126,9 @@ class InboxReader(DataSourceStreamReader):
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self._signals = Signals(reading.folder)
         self._trimmed = dict.fromkeys(LANES, 0)
-        self._applied: Offset | None = None
+        self._finished: Offset | None = None
         self._began = -math.inf
 
     def initialOffset(self) -> Offset:
@@ -127,10 +139,10 @@ class InboxReader(DataSourceStreamReader):
         return ReadMaxRows(self.reading.max_records)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        if self.reading.folder and start != self._applied:  # Spark asks when all before it is committed
-            with suppress(OSError):  # a full disk: it is said next time
-                note_applied(self.reading.folder, start)
-                self._applied = start
+        if start != self._finished:  # Spark asks when all before it is committed
+            with suppress(Unavailable):  # locked, or a full disk: next time
+                self._finish(start)
+                self._finished = start
         log = open_log(self.reading.path)
         if not self._awaits(log, start):
             return start
@@ -138,23 +150,32 @@ class InboxReader(DataSourceStreamReader):
         data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
         return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
 
+    def _finish(self, start: Offset) -> None:
+        """Commit that everything before is applied and written, and trim what has been gathered of it."""
+        log = open_log(self.reading.path, timeout=BUSY)
+        if self.reading.reader:
+            log.commit(self.reading.reader, positions(start))
+        for name, lane in LANES.items() if self.reading.trim else ():
+            if start[name] - self._trimmed[name] >= TRIM_EVERY:
+                if self.reading.checkpoint:
+                    Checkpoint(self.reading.checkpoint).sync_commits()
+                log.trim(start[name], lane)
+                self._trimmed[name] = start[name]
+
     def _awaits(self, log: Log, start: Offset) -> bool:
         """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
         pace = self.reading.pace_ms / 1000
         due, end = self._began + pace, time.monotonic() + pace
-        while not self._told(is_halted):
+        while not self._signals.halts:
             now = time.monotonic()
             if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
                 return True
-            if self._told(is_hurried) and log.backlog(start["control"], Lane.CONTROL):
+            if self._signals.hurries and log.backlog(start["control"], Lane.CONTROL):
                 return True
             if now >= max(due, end):
                 return False
             time.sleep(GLANCE)
         return False
-
-    def _told(self, what: Callable[[str], bool]) -> bool:
-        return bool(self.reading.folder) and what(self.reading.folder)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         return [Range(start, end)] if start != end else []
@@ -168,16 +189,6 @@ class InboxReader(DataSourceStreamReader):
             yield from table.to_batches()
         else:
             yield bundle(table, self.reading.groups, 0, Nearby(self.reading.nearby))
-
-    def commit(self, end: Offset) -> None:
-        if not self.reading.trim:
-            return
-        for name, lane in LANES.items():
-            if end[name] - self._trimmed[name] >= TRIM_EVERY:
-                if self.reading.checkpoint:
-                    Checkpoint(self.reading.checkpoint).sync_commits()
-                open_log(self.reading.path).trim(end[name], lane)
-                self._trimmed[name] = end[name]
 
     def _table(self, part: Range) -> pa.Table:
         """The records of a batch in the order in which they are applied: control lane first."""
@@ -221,19 +232,19 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 # ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────
 
-_logs: dict[tuple[str, bool], tuple[Log, int]] = {}
-"""By path and durability: the log, and the file that it has open."""
+_logs: dict[tuple[str, bool, float], tuple[Log, int]] = {}
+"""By path and how it is opened: the log, and the file that it has open."""
 
 
-def open_log(path: str, durable: bool = False) -> Log:
+def open_log(path: str, durable: bool = False, timeout: float = 10.0) -> Log:
     """The log at a path, opened once a process: readers are made anew for each task. A worker may outlive a data
     directory: another file under the same name is another log."""
-    found = _logs.get((path, durable))
+    found = _logs.get((path, durable, timeout))
     if found is None or _inode(path) != found[1]:
         if found is not None:
             found[0].close()
-        log = EmbeddedLog(Path(path), create=True, durable=durable)
-        found = _logs[path, durable] = log, _inode(path)
+        log = EmbeddedLog(Path(path), create=True, durable=durable, timeout=timeout)
+        found = _logs[path, durable, timeout] = log, _inode(path)
     return found[0]
 
 

@@ -17,7 +17,7 @@ from whimbrel.lab.sim.logs import PLAIN, as_record
 from whimbrel.log.carrier import Carrier, encoded, last_said
 from whimbrel.log.contract import Appendable, Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.log.reading import LANES
+from whimbrel.log.readers import LANES
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
