@@ -140,7 +140,7 @@ def test_what_was_set_aside_before_a_crash_is_not_taken_in_when_its_time_has_com
     """The process dies between the dead letter and the append of the other rows; the next one starts an hour later."""
     house = House(tmp_path, source=timed(0, 4000, 10), event_time="at")
     gateway = house.role.first.gateway
-    gateway.ingress = FailingLog(gateway.ingress, Fuse(0))
+    gateway._ingress._log = FailingLog(gateway.ingress, Fuse(0))
     house.role.feed.start()
     until(lambda: house.role.feed.error, "it dies")
     assert isinstance(house.role.feed.error, Died)

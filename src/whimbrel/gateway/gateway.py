@@ -36,6 +36,7 @@ from whimbrel.core.record import Kind, Move, Record, Save, Saved
 from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
 from whimbrel.core.saving import Coverage
 from whimbrel.gateway.clock import EventClock, uptime_ns
+from whimbrel.gateway.ingress import IngressWriter, stored
 from whimbrel.log.chunks import chunked, reach
 from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
@@ -101,6 +102,7 @@ class Gateway:
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
         self._codec = encoding
         self._lock = threading.RLock()
+        self._ingress = IngressWriter(router.name, ingress)
         self._routed = 0
         """The ingress position up to which everything has been routed."""
         self._unsent: deque[tuple[str, bytes, int, int]] = deque()
@@ -131,10 +133,9 @@ class Gateway:
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
         """
         with self._turn():
-            if counter <= self.ingress.counter(writer):  # stamped with another moment then: it cannot be compared
+            if counter <= self._ingress.counter(writer):  # stamped with another moment then: it cannot be compared
                 return False
-            base = self.ingress.tail() * ROWS
-            now = self._clock_us()
+            base, now = self._ingress.seq, self._clock_us()
             arrived = self._clock.look(now, self._uptime())
             records = [
                 Record(0, 0, bin_of(key), key, base + row, 0, self.name, arrived if us is None else us, now, event)
@@ -142,8 +143,7 @@ class Gateway:
             ]
             blob = self._codec.encode(records)
             self._note_keys([key for key, _, _ in events if key not in self.keys])
-            position = self.ingress.append(blob, count=len(records), writer=writer, counter=counter)
-            assert position is not None, "nobody else writes to an ingress log"
+            position = self._ingress.append(blob, len(records), writer, counter)
             self._latest_us = max(self._latest_us, max(record.event_us for record in records))
             self.sent += len(records)
             self.received_bytes += len(blob)
@@ -246,11 +246,8 @@ class Gateway:
         with self._turn():
             if counter <= self.ingress.counter(writer):
                 return None
-            seq = self.ingress.tail() * ROWS
-            record = Record(0, kind, EVERY_BIN, "", seq, 0, self.name, event_us, self._clock_us(), body)
-            blob = self._codec.encode([record])
-            position = self.ingress.append(blob, count=1, writer=writer, counter=counter)
-            assert position is not None, "nobody else writes to an ingress log"
+            record = Record(0, kind, EVERY_BIN, "", self._ingress.seq, 0, self.name, event_us, self._clock_us(), body)
+            position = self._ingress.append(self._codec.encode([record]), 1, writer, counter)
             with self._routing():
                 self._enqueue(self._apply(record), position)
             self._flush()
@@ -301,7 +298,7 @@ class Gateway:
         """Replay, entry by entry, each under its own number."""
         inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
         for entry in chunked(self.ingress, start, end):
-            records = self.router.replayed(command, self._numbered(entry))
+            records = self.router.replayed(command, self._stored(entry))
             if records:
                 blob = self._codec.encode(records)
                 inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
@@ -317,11 +314,11 @@ class Gateway:
 
     def _refuse(self, command: Restore, error: Stop) -> None:
         """Leave the keys of a restoration without an owner. Noted in the log, behind which nobody decides otherwise."""
-        since, seq = command.since.get(self.name, 0), self.ingress.tail() * ROWS
+        since, seq = command.since.get(self.name, 0), self._ingress.seq
         if self.ingress.counter(_writer(command)) < 1:
             body = wire.canonical(command)
             record = Record(0, Kind.RESTORE, EVERY_BIN, "", seq, 0, self.name, 0, self._clock_us(), body)
-            self.ingress.append(self._codec.encode([record]), count=1, writer=_writer(command), counter=1)
+            self._ingress.append(self._codec.encode([record]), 1, _writer(command), 1)
         self.router.refuse(command.move)
         self.refused[command.move.id] = (
             f"{command.move.id} needs all records of {self.name} from position {since // ROWS} on: {error}. "
@@ -433,11 +430,12 @@ class Gateway:
                 self._coverage.covered = -1 if saved.covered is None else saved.covered
 
     def _replay_all(self) -> None:
+        self._ingress.look()
         for entry in chunked(self.ingress, self._routed):
             self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
-        records = self._numbered(entry)
+        records = self._stored(entry)
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
         with self._routing():
             is_data = records[0].kind == Kind.DATA
@@ -446,9 +444,8 @@ class Gateway:
         self.sent += len(records) if is_data else 0
         self._flush()
 
-    def _numbered(self, entry: Entry) -> list[Record]:
-        """The records of an ingress entry. Inside it an offset is what `seq` was made of."""
-        return [record._replace(seq=record.offset, offset=0) for record in self._codec.records(entry)]
+    def _stored(self, entry: Entry) -> list[Record]:
+        return stored(entry.position, self._codec.records(entry))
 
 
 def _writer(command: Command) -> str:
