@@ -7,6 +7,7 @@ moment, as after a power failure or with a restored backup.
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.operator import Emit
 from whimbrel.core.record import Outgoing, Result, Said
-from whimbrel.log import Lane
+from whimbrel.egress.outlet import Commit
+from whimbrel.log import Lane, MemoryLog
 from whimbrel.log.codec import encode_posts
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.roles.ages import check_way_out
 from whimbrel.roles.gateway import GatewayRole
 from whimbrel.site.forwarder import number
 
@@ -150,3 +153,12 @@ def test_posts_that_are_missing_are_noticed(house: House) -> None:
         path.unlink()
     with pytest.raises(Stale, match=r"the inbox of one-2 lacks its last part: one-1 has posted to it in batch 1"):
         house.open()
+
+
+@pytest.mark.parametrize(("last", "lacks"), [(number(2), False), (number(2, 7), True), (number(1), True)])
+def test_a_hand_on_of_which_the_next_stage_has_a_part_is_noticed(last: int, lacks: bool) -> None:
+    mark = {"number": 3, "taken": 2, "pending": []}
+    commit, following = wire.pack(Commit({}, b"", [mark], 0)), MemoryLog()
+    following.append(b"", count=1, writer="stage before", counter=last)
+    with pytest.raises(Stale, match="has handed on number 2, it ends with") if lacks else nullcontext():
+        check_way_out("one", commit, {}, following)

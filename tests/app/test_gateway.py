@@ -756,7 +756,7 @@ def test_however_long_a_log_is_a_bounded_part_of_it_is_in_memory(
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_was_held_back_comes_in_entries_of_bounded_size(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
-    monkeypatch.setattr("whimbrel.gateway.gateway.MOST", 4)
+    monkeypatch.setattr("whimbrel.gateway.ingress.MOST", 4)
     world = World()
     held = move("m1", "a", hold=True)
     order(Begin(held))(world)

@@ -115,4 +115,13 @@ class Feed:
             elif number not in self._set_aside:
                 good.append(answer)
         if good:
-            self.gateway.ingest(good, WRITER, batch[-1][0])
+            self.gateway.ingest(good, WRITER, batch[-1][0], partial(self._number, batch, answers))
+
+    def _number(self, batch: list[Numbered], answers: list[Taken | BadRecord], place: int) -> int:
+        """The number of the row that was the n-th good one of a batch, n being its place."""
+        good = (
+            number
+            for (number, _), answer in zip(batch, answers, strict=True)
+            if not isinstance(answer, BadRecord) and number not in self._set_aside
+        )
+        return next(islice(good, place, None))

@@ -7,8 +7,8 @@ order. So a gateway that died is rebuilt by replaying the log from its last snap
 inboxes recognise by the gateway's name and the ingress position. An append that fails without a death is made good the
 same way, before anything else takes its turn: an inbox takes a lower position after a higher one for a repetition.
 
-An entry has a bounded number of records. What a router gives on at once may have more (a `pause` of a busy key): it
-becomes several entries, numbered by the ingress position and their place.
+An entry has a bounded size. What comes in at once may have more, and so may what a router gives on at once (a `pause`
+of a busy key): it becomes several entries, numbered by their last event, or by the ingress position and their place.
 
 If there is a central store, the log is trimmed only as far as everything is in savings that count (core/saving.py): the
 keys of a lost instance are restored from versions, and from the log behind them. While keys have no owner nothing is
@@ -22,36 +22,26 @@ owner, for another one to take; nothing else is held up by that, a gateway that 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
 
 import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Stop, Trimmed
-from whimbrel.core.keys import EVERY_BIN, bin_of
+from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.record import Kind, Move, Record, Save, Saved
-from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router
+from whimbrel.core.router import NOBODY, Command, Restore, Routed, Router
 from whimbrel.core.saving import Coverage
 from whimbrel.gateway.clock import EventClock, uptime_ns
-from whimbrel.gateway.ingress import IngressWriter, stored
+from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entries, fits, stored, writer_of
 from whimbrel.log.chunks import chunked, reach
 from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
 
-_KINDS: dict[type, Kind] = {
-    Begin: Kind.BEGIN,
-    Cutover: Kind.CUTOVER,
-    Abort: Kind.ABORT,
-    Fence: Kind.DISCARD,
-    Restore: Kind.RESTORE,
-}
-_COMMANDS = {kind: command for command, kind in _KINDS.items()}
-
-MOST = 1 << 16
-"""Records in an inbox entry at most."""
 CHANGED = Save(-1)
 """What has changed shall be saved. Where SAVE stands, the log tells."""
 
@@ -102,7 +92,7 @@ class Gateway:
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
         self._codec = encoding
         self._lock = threading.RLock()
-        self._ingress = IngressWriter(router.name, ingress)
+        self._ingress = IngressWriter(router.name, ingress, encoding)
         self._routed = 0
         """The ingress position up to which everything has been routed."""
         self._unsent: deque[tuple[str, bytes, int, int]] = deque()
@@ -127,33 +117,45 @@ class Gateway:
 
     # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ingest(self, events: Sequence[tuple[str, Sequence[Any], int | None]], writer: str, counter: int) -> bool:
-        """Take in (key, event, event time) as one entry. When this returns they are safe: nothing loses them now.
+    def ingest(
+        self, events: Sequence[Event], writer: str, counter: int, number: Callable[[int], int] | None = None
+    ) -> bool:
+        """Take in events as one entry. When this returns they are safe: nothing loses them now.
 
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
+        `number`: they may become several entries; by its place, the number of an entry that ends with an event.
         """
         with self._turn():
-            if counter <= self._ingress.counter(writer):  # stamped with another moment then: it cannot be compared
+            last = self._ingress.counter(writer)
+            if counter <= last:  # stamped with another moment then: it cannot be compared
                 return False
-            base, now = self._ingress.seq, self._clock_us()
-            arrived = self._clock.look(now, self._uptime())
-            records = [
-                Record(0, 0, bin_of(key), key, base + row, 0, self.name, arrived if us is None else us, now, event)
-                for row, (key, event, us) in enumerate(events)
-            ]
-            blob = self._codec.encode(records)
-            self._note_keys([key for key, _, _ in events if key not in self.keys])
-            position = self._ingress.append(blob, len(records), writer, counter)
-            self._latest_us = max(self._latest_us, max(record.event_us for record in records))
-            self.sent += len(records)
-            self.received_bytes += len(blob)
-            self.received += len(records)
-            with self._routing():
-                routed = self.router.route(records)
-                is_all = sum(map(len, routed.values())) == len(records)
-                self._enqueue(routed, position, blob if is_all else None)
-            self._flush()
+            is_begun = number is not None and number(0) <= last
+            start = bisect_right(range(len(events)), last, key=number) if is_begun else 0
+            while start < len(events):
+                start = self._take(events, start, writer, counter, number)
             return True
+
+    def _take(
+        self, events: Sequence[Event], start: int, writer: str, counter: int, number: Callable[[int], int] | None
+    ) -> int:
+        """Take in as many events as one entry holds; return where the rest begins."""
+        now = self._clock_us()
+        arrived = self._clock.look(now, self._uptime())
+        records, blob = self._ingress.entry(events, start, now, arrived, whole=number is None)
+        end = start + len(records)
+        self._note_keys([key for key, _, _ in islice(events, start, end) if key not in self.keys])
+        taken = counter if number is None or end == len(events) else number(end - 1)
+        position = self._ingress.append(blob, len(records), writer, taken)
+        self._latest_us = max(self._latest_us, max(record.event_us for record in records))
+        self.sent += len(records)
+        self.received_bytes += len(blob)
+        self.received += len(records)
+        with self._routing():
+            routed = self.router.route(records)
+            is_all = sum(map(len, routed.values())) == len(records)
+            self._enqueue(routed, position, blob if is_all else None)
+        self._flush()
+        return end
 
     def _note_keys(self, fresh: list[str]) -> None:
         if fresh:
@@ -162,14 +164,14 @@ class Gateway:
 
     def command(self, command: Command) -> None:
         """Give the coordinator's command its place between the records. A repeated one changes nothing."""
-        kind = _KINDS[type(command)]
+        kind = KINDS[type(command)]
         body = wire.canonical(command if isinstance(command, Restore) else command.move)
         if isinstance(command, Restore):
             self._read_ahead(wire.unpack(body, Restore))  # as it will stand in the log, down to the order of its sets
         with self._turn():
             if isinstance(command, Restore) and self._is_new(command):
                 self.check_readable(self._first(command))  # in the same turn: nothing is trimmed between the two
-            self._control(kind, body, 0, _writer(command), 0)
+            self._control(kind, body, 0, writer_of(command), 0)
         if command.move.id in self.refused:
             raise Stop(self.refused[command.move.id])
         self.doubled[command.move.id] += 2 * len(body)
@@ -272,7 +274,7 @@ class Gateway:
                 except Stop as error:
                     self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
-        command = _COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
+        command = COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)
 
     # ── Again ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -288,7 +290,7 @@ class Gateway:
     def _read_again(self, command: Restore, end: int) -> None:
         """Put what the destination of a restoration still lacks into its inbox. Raises a `Stop` if it cannot be read,
         or could not be before: what was refused stays so, whatever has come to the inbox since."""
-        if self.ingress.counter(_writer(command)) > 0:
+        if self.ingress.counter(writer_of(command)) > 0:
             raise Stop("they could not be read before")
         given = self._inbox_of(command.move.destination).counter(self.name)
         if given // ROWS < end:  # or CUTOVER is there, behind all of it
@@ -310,15 +312,15 @@ class Gateway:
 
     def _is_new(self, command: Restore) -> bool:
         """Whether a restoration must be replayed, and has no place in the log yet."""
-        return self.router.replays(command) and self.ingress.counter(_writer(command)) < 0
+        return self.router.replays(command) and self.ingress.counter(writer_of(command)) < 0
 
     def _refuse(self, command: Restore, error: Stop) -> None:
         """Leave the keys of a restoration without an owner. Noted in the log, behind which nobody decides otherwise."""
         since, seq = command.since.get(self.name, 0), self._ingress.seq
-        if self.ingress.counter(_writer(command)) < 1:
+        if self.ingress.counter(writer_of(command)) < 1:
             body = wire.canonical(command)
             record = Record(0, Kind.RESTORE, EVERY_BIN, "", seq, 0, self.name, 0, self._clock_us(), body)
-            self._ingress.append(self._codec.encode([record]), 1, _writer(command), 1)
+            self._ingress.append(self._codec.encode([record]), 1, writer_of(command), 1)
         self.router.refuse(command.move)
         self.refused[command.move.id] = (
             f"{command.move.id} needs all records of {self.name} from position {since // ROWS} on: {error}. "
@@ -332,13 +334,12 @@ class Gateway:
         for name, records in routed.items():
             # While nothing has moved, all records go to one inbox just as they are: no need to encode them twice.
             same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
-            if same and len(records) <= MOST and not any(record.epoch for record in records):
+            if same and not any(record.epoch for record in records):
                 assert blob is not None
-                unsent.append((name, blob, len(records), position * ROWS))
-                continue
-            for piece, first in enumerate(range(0, len(records), MOST), position * ROWS):
-                some = records[first : first + MOST]
-                whole = self._codec.encode(some)
+                if fits(len(records), blob):
+                    unsent.append((name, blob, len(records), position * ROWS))
+                    continue
+            for piece, (some, whole) in enumerate(entries(records, self._codec), position * ROWS):
                 unsent.append((name, whole, len(some), piece))
                 self._count_doubled(name, some, len(whole))
         self._unsent += unsent
@@ -446,8 +447,3 @@ class Gateway:
 
     def _stored(self, entry: Entry) -> list[Record]:
         return stored(entry.position, self._codec.records(entry))
-
-
-def _writer(command: Command) -> str:
-    """Who gives a command its place in the log: each one once."""
-    return f"coordinator/{command.move.id}/{_KINDS[type(command)].name}"

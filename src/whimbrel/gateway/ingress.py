@@ -4,23 +4,46 @@ A record's `seq` is its entry's position times `ROWS`, plus its row. It is writt
 same bytes go on to the inboxes, where they lie at other positions; and it is never derived again, only compared. The
 writer remembers where the log ends, so that an append is one transaction: it decides the position, and a position other
 than the one expected means that somebody else writes to the log.
+
+No entry, here or in an inbox, has more than `MOST_BYTES` bytes or `MOST` records, unless a single record is larger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 from whimbrel.core.errors import Bug, Corrupt
-from whimbrel.core.record import Record
-from whimbrel.log import codec
+from whimbrel.core.keys import bin_of
+from whimbrel.core.record import Kind, Record
+from whimbrel.core.router import Abort, Begin, Command, Cutover, Fence, Restore
+from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Log
+
+MOST = 1 << 16
+"""Records in an entry at most."""
+MOST_BYTES = 16 << 20
+"""Bytes in an entry at most."""
+
+Event = tuple[str, Sequence[Any], int | None]
+"""Key, columns, event time if it has one."""
+
+KINDS: dict[type, Kind] = {
+    Begin: Kind.BEGIN,
+    Cutover: Kind.CUTOVER,
+    Abort: Kind.ABORT,
+    Fence: Kind.DISCARD,
+    Restore: Kind.RESTORE,
+}
+COMMANDS = {kind: command for command, kind in KINDS.items()}
 
 
 class IngressWriter:
     """Appends to one ingress log. Not safe to use from several threads."""
 
-    def __init__(self, name: str, log: Log) -> None:
-        self._name, self._log = name, log
+    def __init__(self, name: str, log: Log, encoding: Codec) -> None:
+        self._name, self._log, self._codec = name, log, encoding
         self.look()
 
     def look(self) -> None:
@@ -31,13 +54,30 @@ class IngressWriter:
     @property
     def seq(self) -> int:
         """The `seq` of the first record of the next entry."""
-        return self._end * codec.ROWS
+        return self._end * ROWS
 
     def counter(self, writer: str) -> int:
         """The last number of somebody who appends often; remembered."""
         if writer not in self._counters:
             self._counters[writer] = self._log.counter(writer)
         return self._counters[writer]
+
+    def entry(
+        self, events: Sequence[Event], start: int, now_us: int, arrived_us: int, *, whole: bool
+    ) -> tuple[list[Record], bytes]:
+        """The next entry, with its records: the events from `start` on, as many as fit. `whole`: all of them."""
+        seq, end = self.seq, len(events)
+        while True:
+            records = [
+                Record(
+                    0, 0, bin_of(key), key, seq + row, 0, self._name, arrived_us if us is None else us, now_us, event
+                )
+                for row, (key, event, us) in enumerate(islice(events, start, end))
+            ]
+            blob = self._codec.encode(records)
+            if whole or fits(len(records), blob):
+                return records, blob
+            end = (start + end) // 2
 
     def append(self, blob: bytes, count: int, writer: str, counter: int) -> int:
         """Append records whose first has `seq`; return the position."""
@@ -53,6 +93,31 @@ class IngressWriter:
 def stored(position: int, records: Iterable[Record]) -> list[Record]:
     """The records of an ingress entry. Raises `Corrupt` if their `seq` belongs to another position."""
     found = [record._replace(offset=0) for record in records]
-    if found[0].seq != position * codec.ROWS:
+    if found[0].seq != position * ROWS:
         raise Corrupt(f"the ingress entry at position {position} begins with seq {found[0].seq}")
     return found
+
+
+def fits(count: int, blob: bytes) -> bool:
+    """Whether so many records, encoded, may be one entry."""
+    return count == 1 or (count <= MOST and len(blob) <= MOST_BYTES)
+
+
+def entries(records: list[Record], encoding: Codec) -> Iterator[tuple[list[Record], bytes]]:
+    """Records as entries of a bounded size, in their order. The same records are always cut at the same places."""
+    if len(records) > MOST:
+        for first in range(0, len(records), MOST):
+            yield from entries(records[first : first + MOST], encoding)
+        return
+    blob = encoding.encode(records)
+    if fits(len(records), blob):
+        yield records, blob
+    else:
+        half = len(records) // 2
+        yield from entries(records[:half], encoding)
+        yield from entries(records[half:], encoding)
+
+
+def writer_of(command: Command) -> str:
+    """Who gives a command its place in the log: each one once."""
+    return f"coordinator/{command.move.id}/{KINDS[type(command)].name}"

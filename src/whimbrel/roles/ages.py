@@ -62,11 +62,11 @@ def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], f
     if following is not None:
         mark: Mapping[str, Any] = saved.marks[0] if saved is not None else {"taken": -1, "number": 0, "pending": []}
         taken, last = mark["taken"], following.counter("stage before")
-        if last < taken:
-            lacks = f"{stage} has handed on number {taken}, it ends with {last}"
+        if last < (taken + 1) * ROWS - 1:
+            lacks = f"{stage} has handed on number {taken}, it ends with {last // ROWS}"
             raise _stale(f"the ingress log behind {stage}", lacks)
-        if last >= mark["number"] + -(-len(mark["pending"]) // StageSink.MOST):
-            lacks = f"it has handed on up to number {mark['number']}, the next stage has {last}"
+        if last // ROWS >= mark["number"] + -(-len(mark["pending"]) // StageSink.MOST):
+            lacks = f"it has handed on up to number {mark['number']}, the next stage has {last // ROWS}"
             raise _stale(f"the commit of the outlet of {stage}", lacks)
 
 

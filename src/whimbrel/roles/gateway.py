@@ -42,6 +42,7 @@ from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
 from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.ages import check_posts, check_way_in, check_way_out
+from whimbrel.site.forwarder import number as handed_on
 from whimbrel.site.status import told
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class StageFlow:
                 source = f"results for {self.stage.name}"
                 self._role.dead.put(taken, source, result.seq, result.values, writer=source, counter=place)
         if good:
-            self.gateway.ingest(good, "stage before", number)
+            self.gateway.ingest(good, "stage before", handed_on(number), partial(handed_on, number))
         return bool(good)
 
     def tick(self) -> None:
