@@ -9,7 +9,7 @@ writes, and each write may fail with an error that passes, done or not:
     OutletActor     the Outlet: outboxes → gate → a file                  dies: goes back to its last commit
     CoordinatorActor   notices → migrations → commands                    dies: repeats what its journal says
     StoreActor      the Uploaders: spools → segments, seals               dies: begins at its spools' heads
-    LossActor       instances that do not come back, or late              in worlds with a central store
+    LossActor       instances that do not come back, or late              with a central store only
 
 Written anew for the simulator are what hosts an instance, in place of Spark, and what hosts the coordinator.
 """
