@@ -45,7 +45,12 @@ def entry(seq: int, rows: int = 2) -> bytes:
 
 def made(ingress: MemoryLog) -> Gateway:
     gateway = Gateway(
-        Router("gateway", RouteTable("s-1")), ingress, MemoryLog(), lambda _: MemoryLog(), SCHEMA, lambda: 1
+        Router("gateway", RouteTable("s-1")),
+        ingress,
+        MemoryLog(),
+        lambda _: MemoryLog(),
+        codec.ArrowCodec(SCHEMA),
+        lambda: 1,
     )
     gateway.recover(None)
     return gateway
@@ -68,7 +73,7 @@ def test_records_are_taken_in_by_one_operation_of_the_ingress_log() -> None:
 def test_a_writer_goes_on_where_the_log_ends_and_notices_another_one() -> None:
     log = MemoryLog()
     log.append(entry(0), count=2, writer="source", counter=4)
-    one, other = (IngressWriter("gateway", log, codec.entry_schema(SCHEMA)) for _ in range(2))
+    one, other = (IngressWriter("gateway", log, codec.ArrowCodec(SCHEMA)) for _ in range(2))
     assert (one.seq, one.counter("source")) == (codec.ROWS, 4)
     assert one.append(entry(one.seq), 2, "source", 5) == 1
     assert (one.seq, one.counter("source")) == (2 * codec.ROWS, 5)
@@ -107,7 +112,7 @@ class World:
         self.known: MemoryLog = before.known if before else MemoryLog()
         ingress, inbox, known = (FailingLog(log, fuse) for log in (self.ingress, self.inbox, self.known))
         router = Router("gateway", RouteTable("s-1"))
-        self.gateway = Gateway(router, ingress, known, lambda _: inbox, TEXTS, lambda: 1)
+        self.gateway = Gateway(router, ingress, known, lambda _: inbox, codec.ArrowCodec(TEXTS), lambda: 1)
         self.gateway.recover(None)
 
     def ingest(self, number: int) -> bool:
@@ -174,7 +179,9 @@ def test_large_rows_are_fed_in_entries_that_are_numbered_by_their_last_rows() ->
 
     def live(at: int | None, logs: list[MemoryLog]) -> Exception | None:
         ingress, inbox, known, dead = (FailingLog(log, fuse) for fuse in [Fuse(at)] for log in logs)
-        gateway = Gateway(Router("gateway", RouteTable("s-1")), ingress, known, lambda _: inbox, schema, lambda: 1)
+        gateway = Gateway(
+            Router("gateway", RouteTable("s-1")), ingress, known, lambda _: inbox, codec.ArrowCodec(schema), lambda: 1
+        )
         gateway.recover(None)
         feed = Feed(Items(rows, schema, None), Intake(schema, "key"), gateway, DeadLetters(dead), lambda: False)
         feed.start()
