@@ -698,6 +698,40 @@ def test_a_commit_and_what_its_keys_have_reached_are_written_as_one(
     assert 3 < len(states) < 12
 
 
+class Failing(Mortal):
+    """A connection that finds the file locked at one of its statements, and at no other."""
+
+    def execute(self, *statement: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            raise sqlite3.OperationalError("database is locked")
+        return self.db.execute(*statement)
+
+
+@pytest.mark.parametrize("floor", [0, 1 << 20], ids=["written anew", "noted"])
+def test_a_commit_that_fails_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floor: int) -> None:
+    """Its outlet goes back to the one before, and cuts its files to that. Were it there, the next start would miss what
+    was cut off."""
+    monkeypatch.setattr("whimbrel.orchestrator.journal.FLOOR", floor)
+    monkeypatch.setattr("whimbrel.orchestrator.journal.GROWTH", 0)
+    failed = 0
+    for at in range(12):
+        journal = GatewayJournal(tmp_path / f"{at}.db")
+        journal.keep("outlet/s", b"1", {"a": 1, "b": 1})
+        db = journal._db
+        journal._db = Failing(db, at)  # type: ignore[assignment]
+        try:
+            journal.keep("outlet/s", b"2", {"a": 2})
+            expected = (b"2", {"a": 2, "b": 1})
+        except Exception:
+            failed += 1
+            expected = (b"1", {"a": 1, "b": 1})
+        journal._db = db
+        assert (journal.load("outlet/s"), journal.reached("outlet/s")) == expected
+        journal.close()
+    assert 3 < failed < 12
+
+
 def test_migrations_and_the_answer_to_a_request_are_written_as_one_wherever_the_process_dies(
     tmp_path: Path,
 ) -> None:

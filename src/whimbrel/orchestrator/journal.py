@@ -149,13 +149,14 @@ class GatewayJournal(_File):
             return
         # One note for all keys: a row for each would cost more than all else that is done for their results.
         note = wire.pack(reached)
-        self._execute(*statements, (_NOTE, (name, note)))
-        sizes = self._noted.setdefault(name, [])
-        sizes.append(len(note))
+        sizes = [*self._noted.get(name, []), len(note)]
         if sum(sizes[1:]) > max(GROWTH * sizes[0], FLOOR):
-            whole = wire.pack(self.reached(name))
-            self._execute(("DELETE FROM reached WHERE name = ?", (name,)), (_NOTE, (name, whole)))
-            self._noted[name] = [len(whole)]
+            note = wire.pack({**self.reached(name), **reached})
+            statements.append(("DELETE FROM reached WHERE name = ?", (name,)))
+            sizes = [len(note)]
+        # All at once: an outlet whose commit fails goes back to the one before, so nothing of it may be there.
+        self._execute(*statements, (_NOTE, (name, note)))
+        self._noted[name] = sizes
 
     def reached(self, name: str) -> dict[str, int]:
         """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
