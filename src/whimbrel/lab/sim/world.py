@@ -138,9 +138,12 @@ class World:
 
     def maybe_stumble(self, odds: float = 0.01) -> None:
         """A place where death may strike, or an error that passes."""
-        self.maybe_die(odds)
-        if self.chaos and self.random.random() < odds * self.chaos:
-            raise Unavailable("not just now")
+        if self.chaos:
+            chance = self.random.random()
+            if chance < odds * self.chaos:
+                raise Died
+            if chance > 1 - odds * self.chaos:
+                raise Unavailable("not just now")
 
     def vanish(self) -> None:
         """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of
