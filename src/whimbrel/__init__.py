@@ -6,6 +6,7 @@ used, so that a client or a worker loads neither Spark nor pandas.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ _MODULES = {
     "whimbrel.pipeline": ("Csv", "Items", "JsonLines", "Parquet", "Pipeline"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses a library decides what it logs, and where
 
 __all__ = [
     "App",

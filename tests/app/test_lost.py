@@ -151,7 +151,7 @@ class House:
 
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savings_role, "PATIENCE", 0.01)
+    monkeypatch.setattr(savings_role, "FIRST", 0.01)
     monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.02)
 

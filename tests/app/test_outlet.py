@@ -233,7 +233,7 @@ def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
 def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whimbrel.egress.outlet.RETRY", 0.01)
+    monkeypatch.setattr("whimbrel.egress.outlet.FIRST", 0.01)
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
 

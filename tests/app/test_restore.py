@@ -242,7 +242,7 @@ def test_what_was_still_to_be_said_of_a_move_that_has_ended_is_not_said(
     away.clear()
     until(lambda: house.loads == [("m2", None)], "the restoration to go on")
     until(lambda: house.orchestrator._workers.is_idle, "everything to be done")
-    assert (house.orchestrator.error, house.orchestrator.waiting) == (None, {})
+    assert (house.orchestrator.error, house.orchestrator._workers.waiting) == (None, {})
 
 
 @pytest.mark.parametrize("phase", ["fencing", "loading"])

@@ -228,7 +228,7 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(savings_role, "PATIENCE", 0.01)
+    monkeypatch.setattr(savings_role, "FIRST", 0.01)
     monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
     one = House(tmp_path)
     yield one

@@ -15,7 +15,7 @@ import pytest
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Unavailable
+from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.record import Left, Opened, Ready
 from whimbrel.core.router import RouteTable
@@ -128,7 +128,7 @@ class Recorder:
         self.at_once = self.most = 0
         self._lock = threading.Lock()
 
-    def __call__(self, stage: str, id: str, command: Any) -> bool:
+    def __call__(self, stage: str, id: str, command: Any) -> None:
         with self._lock:
             self.tried.append(time.monotonic())
             self.at_once += 1
@@ -138,9 +138,8 @@ class Recorder:
             self.at_once -= 1
             if self.failures:
                 self.failures -= 1
-                return False
+                raise Retry("not now")
             self.done.append((id, command))
-        return True
 
 
 @pytest.fixture

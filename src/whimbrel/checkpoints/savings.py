@@ -11,6 +11,7 @@ take: the next saving is ordered when the last one is there, and until then part
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +25,13 @@ from whimbrel.core.record import Save, Saved
 from whimbrel.core.router import NOBODY
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
+from whimbrel.log.backoff import Backoff
 from whimbrel.log.folder import Logs
 from whimbrel.site.status import told
 
-PATIENCE, LONGEST = 0.2, 10.0
-"""Seconds until the store is tried again: twice as long after each failure, up to so many."""
+LOGGER = logging.getLogger("whimbrel.checkpoints")
+FIRST, MOST = 0.2, 10.0
+"""Seconds until the store is tried again: at first, and at most."""
 PERSISTENCE = 10
 """Who is idle and has not saved everything is asked once in so many times."""
 GRACE = 5.0
@@ -51,8 +54,7 @@ class Savings:
     ) -> None:
         """`parts`: of each instance. `run`: a name that no other data directory has."""
         self.stage, self._parts, self.store, self.keeper = stage, parts, store, Keeper(store, stage)
-        self.error: Exception | None = None
-        """Why the last try failed; the next one may succeed."""
+        self.backoff = Backoff(f"the central store of {stage}", LOGGER, first=FIRST, most=MOST)
         self._gateway, self._logs, self._every, self._clock_us = gateway, logs, every, clock_us
         self._run_name, self._since = run, -1
         self._instances: list[str] = []
@@ -100,7 +102,7 @@ class Savings:
             covered=self._gateway.covered(),
             unsaved=self._gateway.uncovered(),
             under_way_bytes=sum(one.spool.under_way for one in list(self._uploaders.values())),
-            error=told(self.error),
+            error=told(self.backoff.error),
         )
 
     # ── At work ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,15 +183,12 @@ class Savings:
         self._sealed.add((saved.instance, saved.part))
 
     def _run(self) -> None:
-        pause = PATIENCE
         while not self._stopping.is_set():
             self._wake.clear()
             try:
                 self.step()
             except Exception as error:  # the store is away, or waits for somebody to look at it
-                self.error = error
-                self._stopping.wait(pause)
-                pause = min(2 * pause, LONGEST)
+                self._stopping.wait(self.backoff.failed(error))
             else:
-                self.error, pause = None, PATIENCE
+                self.backoff.succeeded()
                 self._wake.wait(max(self._next - time.monotonic(), 0.0))

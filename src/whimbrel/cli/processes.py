@@ -15,6 +15,7 @@ from whimbrel.core.text import visible
 from whimbrel.deploy.deployment import Deployment, load_job
 from whimbrel.deploy.gateway import GatewayProcess
 from whimbrel.deploy.life import Process, live
+from whimbrel.deploy.logformat import LogSettings
 from whimbrel.deploy.orchestrator import OrchestratorProcess, settled_in
 from whimbrel.deploy.site import SiteProcess
 from whimbrel.deploy.up import REFUSED, supervise
@@ -49,6 +50,8 @@ Url = Annotated[str | None, typer.Option("--orchestrator", help="Where the orche
 Certificate = Annotated[Path | None, typer.Option(help="TLS: a PEM file, made out to 127.0.0.1.")]
 Key = Annotated[Path | None, typer.Option(help="TLS: the key of the certificate.")]
 Ca = Annotated[Path | None, typer.Option(help="TLS: the authority that has signed the certificates of all processes.")]
+LogFormat = Annotated[str, typer.Option(help="What log lines on the standard error are: text, or json.")]
+LogLevel = Annotated[str, typer.Option(help="From which level on: debug, info, warning, error.")]
 Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
 
 
@@ -73,12 +76,15 @@ def orchestrator(
     certificate: Certificate = None,
     key: Key = None,
     ca: Ca = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
     until_input_ends: Child = False,
 ) -> None:
     """Run the orchestrator of a deployment.
 
     Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
     """
+    log = LogSettings("orchestrator", log_format, log_level)
     deployment = Deployment(
         _names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve, durability
     )
@@ -95,6 +101,7 @@ def orchestrator(
             tls=tls_of(certificate, key, ca),
             accept_loss=_names(accept_loss) if accept_loss else (),
         ),
+        log,
         until_input_ends,
         private=True,
     )
@@ -107,13 +114,16 @@ def gateway(
     certificate: Certificate = None,
     key: Key = None,
     ca: Ca = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
     until_input_ends: Child = False,
 ) -> None:
     """Run the gateway of a deployment: records enter there, and results leave.
 
     Example: whimbrel gateway --job job.py --data DIR
     """
-    _live(lambda: GatewayProcess(load_job(job), data, orchestrator, tls_of(certificate, key, ca)), until_input_ends)
+    make = lambda: GatewayProcess(load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
+    _live(make, LogSettings("gateway", log_format, log_level), until_input_ends)
 
 
 def site(
@@ -124,6 +134,8 @@ def site(
     certificate: Certificate = None,
     key: Key = None,
     ca: Ca = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
     until_input_ends: Child = False,
 ) -> None:
     """Run a site of a deployment: a SparkSession, and the instances that are to run there.
@@ -131,7 +143,7 @@ def site(
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
     make = lambda: SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
-    _live(make, until_input_ends, private=True)
+    _live(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
 
 
 def up(
@@ -155,6 +167,8 @@ def up(
     certificate: Certificate = None,
     key: Key = None,
     ca: Ca = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
     until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
 ) -> None:
     """Run a pipeline as processes: an orchestrator, a gateway, and each site. What dies is started again.
@@ -165,7 +179,9 @@ def up(
     """
     tls = tls_of(certificate, key, ca)
     load_job(job)
+    LogSettings("up", log_format, log_level)  # what is wrong with it is said once, and not by every process
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
+    shared += ["--log-format", log_format, "--log-level", log_level]
     if tls is not None:
         tls.client()  # what is wrong with the files is said once, and not by every process
         shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
@@ -218,9 +234,9 @@ def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
     return has_finished
 
 
-def _live(make: Callable[[], Process], until_input_ends: bool, *, private: bool = False) -> None:
+def _live(make: Callable[[], Process], log: LogSettings, until_input_ends: bool, *, private: bool = False) -> None:
     try:
-        live(make, until_input_ends=until_input_ends, private=private)
+        live(make, until_input_ends=until_input_ends, private=private, log=log)
     except Conflict:  # who is in the way may be about to end
         raise
     except Refused as error:

@@ -12,6 +12,7 @@ killed goes on where it was when it is started again with the same directory.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import time
@@ -30,6 +31,7 @@ from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
+from whimbrel.log.kept import kept
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.control import Control, claim_directory
@@ -45,6 +47,7 @@ from whimbrel.spark.session import session
 if TYPE_CHECKING:
     from whimbrel.api.server import ApiServer
 
+LOGGER = logging.getLogger("whimbrel.deploy")
 WARM_UPS = 3
 """Batches that every site does before the first record comes in."""
 
@@ -319,5 +322,7 @@ def end_all(ends: Iterator[Callable[[], object]]) -> None:
             end()
         except Exception as error:
             errors.append(error)
+    for other in errors[1:]:
+        kept(LOGGER, "something else could not be ended", other)
     if errors:
         raise errors[0]

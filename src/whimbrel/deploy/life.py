@@ -5,6 +5,7 @@ It ends at SIGTERM or Ctrl-C; and, if whoever started it says so, when that one 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -16,12 +17,15 @@ from typing import Protocol
 
 from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.text import visible
+from whimbrel.deploy.logformat import LogSettings, log_to_stderr
+from whimbrel.log.kept import kept
 from whimbrel.log.private import OTHERS
 from whimbrel.orchestrator.ports import OrchestratorPort
 from whimbrel.rpc.access import Credential
 from whimbrel.rpc.remote import remote
 from whimbrel.rpc.tls import Tls
 
+LOGGER = logging.getLogger("whimbrel.deploy")
 BEAT = 1.0
 """Seconds between two beats."""
 ADDRESS = "orchestrator.url"
@@ -47,9 +51,17 @@ class Ended(BaseException):
     """Somebody wants this process to end."""
 
 
-def live(make: Callable[[], Process], *, until_input_ends: bool = False, private: bool = False) -> None:
+def live(
+    make: Callable[[], Process],
+    *,
+    until_input_ends: bool = False,
+    private: bool = False,
+    log: LogSettings | None = None,
+) -> None:
     """Run a process until it is told to end. Called in the main thread. `private`: what it writes, and whatever it
-    starts, is for its owner alone."""
+    starts, is for its owner alone. `log`: what it logs to its standard error; if not given, it configures nothing."""
+    if log is not None:
+        log_to_stderr(log)
     if private:
         os.umask(OTHERS)
 
@@ -113,7 +125,7 @@ class Heart:
             except Retry as error:
                 self._complain(visible(error))
             except Exception as error:
-                self.error = error
+                self.error = kept(LOGGER, "this process cannot say how it is, and ends", error)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             if self._stopping.wait(BEAT):
@@ -122,7 +134,7 @@ class Heart:
     def _complain(self, told: str) -> None:
         """Say why nobody hears it: once, when it has been so twice. An orchestrator that is starting is no news."""
         if told == self._complaint and not self._complained:
-            print(f"whimbrel: the orchestrator does not hear this process: {told}", file=sys.stderr, flush=True)
+            LOGGER.warning("the orchestrator does not hear this process: %s", told)
         self._complaint, self._complained = told, told == self._complaint
 
 

@@ -250,7 +250,7 @@ class OrchestratorProcess:
             except Retry:  # somebody is not there now, or the journal is busy
                 pass
             except Exception as error:  # it must be told, and the care goes on
-                self.control.orchestrator.error = error
+                self.control.orchestrator.fail("looking after the other processes", error)
 
     def stop(self) -> None:
         """Stop; what is not finished goes on at the next start."""

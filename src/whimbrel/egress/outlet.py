@@ -18,6 +18,7 @@ that with the rest. A restoration asks for it, after a fence (core/gate.py).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,15 +33,16 @@ from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
 from whimbrel.egress.sinks import Mark, Sink, Unfit
+from whimbrel.log.backoff import Backoff
 from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Log
 
+LOGGER = logging.getLogger("whimbrel.egress")
 Watch = Callable[[list[Result], int], None]
 """Sees released results and the moment of their release, for figures only."""
 
-
-RETRY = 0.2
-"""Seconds until a notice is told again that nobody has heard."""
+FIRST, MOST = 0.2, 1.0
+"""Seconds until a notice is told again that nobody has heard: at first, and at most."""
 
 Word = Notice | Unfit
 """What leaves beside results: what instances say, and what sinks refuse."""
@@ -103,6 +105,7 @@ class Outlet:
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: how much state that had when it last spoke."""
+        self._telling = Backoff(f"telling the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._uptime = uptime
         self._committed = uptime()
@@ -111,8 +114,6 @@ class Outlet:
         self._dirty: dict[str, int] = {}
         self._untold: list[Numbered] = []
         self._number = 0
-        self._try_at = 0.0
-        """When to try again to tell what nobody has heard."""
         self._told = False
         """Something was told since the last commit, and would be told again after a crash."""
 
@@ -291,12 +292,13 @@ class Outlet:
 
     def _tell(self) -> None:
         """Tell what is committed, as far as somebody hears it."""
-        while self._untold and self._uptime() >= self._try_at:
+        while self._untold and self._telling.is_due:
             try:
                 self._hear(*self._untold[0])
-            except Retry:
-                self._try_at = self._uptime() + RETRY
+            except Retry as error:
+                self._telling.failed(error)
                 return
+            self._telling.succeeded()
             del self._untold[0]
             self._told = True
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from whimbrel.core.record import Move
-from whimbrel.egress.outlet import Keep, Outlet, Watch, Word
+from whimbrel.egress.outlet import LOGGER, Keep, Outlet, Watch, Word
 from whimbrel.egress.sinks import Sink
 from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.contract import Log
+from whimbrel.log.kept import kept
 
 PAUSE = 0.05
 """Seconds until outboxes are looked at again, if nothing wakes the thread before."""
@@ -38,7 +39,7 @@ class ThreadedOutlet(Outlet):
         super().__init__(stage, outboxes, sinks, hear, save, clock_us, watch, keep)
         self.error: Exception | None = None
         """What it failed of, for good."""
-        self.backoff = Backoff()
+        self.backoff = Backoff(f"the outlet of {stage}", LOGGER)
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
@@ -73,7 +74,7 @@ class ThreadedOutlet(Outlet):
                 worked = self.step(closing=stopping)
             except Exception as error:  # told by status, and by whoever waits
                 if not may_pass(error) or self._stopping:
-                    self.error = error
+                    self.error = kept(LOGGER, f"the outlet of {self.stage} has failed for good", error)
                     return
                 pause = self.backoff.failed(error)
                 self._wake.clear()

@@ -7,6 +7,7 @@ record may wait without harm. A source that raises `Retry` is asked again, from 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake, Taken
 from whimbrel.gateway.sources import Numbered, Source
 from whimbrel.log.backoff import Backoff, Interrupted
+from whimbrel.log.kept import kept
 
+LOGGER = logging.getLogger("whimbrel.gateway")
 T = TypeVar("T")
 PERIOD = 0.02
 BATCH = 5_000
@@ -41,7 +44,7 @@ class Feed:
         """The source has ended, and all its rows are taken in."""
         self.error: Exception | None = None
         """What the source or the gateway failed of, for good: then it has not ended."""
-        self.backoff = Backoff()
+        self.backoff = Backoff(f"the feed of {source.name}", LOGGER)
         self._rows: Iterator[Numbered] | None = None
         self._next = 0
         """The number of the next row."""
@@ -66,7 +69,7 @@ class Feed:
         except Interrupted:
             pass
         except Exception as error:  # whatever the user's iterable raises is told by status, not lost in a thread
-            self.error = error
+            self.error = kept(LOGGER, f"the feed of {self.source.name} has failed for good", error)
 
     def _carry(self) -> None:
         self._next = self._persist(lambda: self.gateway.ingress.counter(WRITER) + 1)

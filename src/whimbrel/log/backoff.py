@@ -1,11 +1,13 @@
 """Back-off: what raises an error that may pass is repeated, after pauses that grow, for as long as it takes.
 
-A process that was stopped inside a write holds a log's lock, a disk is full, a broker is away. Feed, outlet and the
-gateway's snapshots each have a `Backoff`, which tells why they wait, for how long, and when they try again.
+A process that was stopped inside a write holds a log's lock, a disk is full, a broker is away. Each activity that may
+meet that has a `Backoff`: feed, outlet, the gateway's snapshots, commands of migrations, links, checkpoints. It says
+why the activity waits, for how long, and when it tries again; and it logs the first failure and the recovery.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -35,22 +37,38 @@ class HeldUp(msgspec.Struct, frozen=True):
 
 
 class Backoff:
-    """The tries of one activity. One thread fails and succeeds, any thread may ask for the status."""
+    """The tries of one activity. One thread fails and succeeds, any thread may ask for the status.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    It logs the first failure as a warning with its traceback, and another one only if it is of another type; the
+    recovery as info, with the seconds and the number of failures until then.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        logger: logging.Logger,
+        *,
+        first: float | None = None,
+        most: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`what`: the activity, as the log names it. `first`, `most`: seconds until the next try, at first and at most;
+        `FIRST` and `MOST` if not given."""
+        self._what, self._logger, self._bounds, self._clock = what, logger, (first, most), clock
         self.error: Exception | None = None
         """What holds it up; None while it goes on."""
         self.tries = 0
         """How often it has failed since it last succeeded."""
-        self._pauses = pauses()
+        self._pauses = pauses(*self._bounds)
         self._since = self._due = 0.0
 
     def failed(self, error: Exception) -> float:
         """It has failed once more: return the seconds to wait before the next try."""
         if self.error is None:
-            self._since, self._pauses = self._clock(), pauses()
+            self._since, self._pauses = self._clock(), pauses(*self._bounds)
         pause = next(self._pauses)
+        if type(error) is not type(self.error):
+            self._logger.warning("%s fails and is tried again in %g s: %s", self._what, pause, error, exc_info=error)
         self._due = self._clock() + pause
         self.tries += 1
         self.error = error
@@ -58,7 +76,15 @@ class Backoff:
 
     def succeeded(self) -> None:
         """It goes on."""
-        self.error, self.tries = None, 0
+        if self.error is not None:
+            seconds = self._clock() - self._since
+            self._logger.info("%s goes on after %.1f s and %d failures", self._what, seconds, self.tries)
+            self.error, self.tries = None, 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next try may begin."""
+        return self.error is None or self._clock() >= self._due
 
     def until_done(self, act: Callable[[], T], wait: Callable[[float], bool]) -> T:
         """Do something as often as it takes while it raises what may pass; return what it returns.
@@ -90,9 +116,9 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, Retry) or is_full(error)
 
 
-def pauses() -> Iterator[float]:
-    """How long to wait before each further try, in seconds."""
-    pause = FIRST
+def pauses(first: float | None = None, most: float | None = None) -> Iterator[float]:
+    """How long to wait before each further try, in seconds: twice as long each time, from `first` up to `most`."""
+    pause, longest = FIRST if first is None else first, MOST if most is None else most
     while True:
         yield pause
-        pause = min(2 * pause, MOST)
+        pause = min(2 * pause, longest)

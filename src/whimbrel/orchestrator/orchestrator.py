@@ -10,6 +10,7 @@ the migration is, and only then are its commands carried out. So whatever a writ
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +37,13 @@ from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Kind, Move, Rejected, Report, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
+from whimbrel.log.kept import kept
 from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orders import Request
 from whimbrel.orchestrator.ports import GatewayPort, SitePort
 from whimbrel.orchestrator.workers import GRACE, Place, Workers
 
+LOGGER = logging.getLogger("whimbrel.orchestrator")
 PERIOD = 0.2
 ITSELF = "the process itself"
 """Who orders what no request asks for."""
@@ -89,9 +92,7 @@ class Orchestrator:
         self.spoilt: set[str] = set()
         """Restorations that have failed because the store could not be read."""
         self._changed = threading.Condition(threading.RLock())
-        self.waiting: dict[Place, str] = {}
-        """By migration: why its next command has to be repeated."""
-        self._workers = Workers(self._is_done)
+        self._workers = Workers(self._work)
         self._deadlines: dict[Place, float] = {}
         """By the monotonic clock: when migrations that have begun are abandoned."""
         self._overdue: set[str] = set()
@@ -272,7 +273,7 @@ class Orchestrator:
 
     def waiting_of(self, stage: str) -> dict[str, str]:
         """By migration of a stage: why a command of it has to be repeated."""
-        return {id: why for (name, id), why in list(self.waiting.items()) if name == stage}
+        return {id: why for (name, id), why in self._workers.waiting.items() if name == stage}
 
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""
@@ -304,8 +305,8 @@ class Orchestrator:
             if not self._has_ended:
                 self.tell(stage, id, event)
 
-    def _is_done(self, stage: str, id: str, command: Command) -> bool:
-        """Carry a command out; whether it is done with, or to be repeated. Called by a worker."""
+    def _work(self, stage: str, id: str, command: Command) -> None:
+        """Carry a command out. Called by a worker, which repeats it if it raises `Retry` or `Stale`."""
         try:
             try:
                 self._carry_out(stage, id, command)
@@ -316,18 +317,13 @@ class Orchestrator:
                     raise
                 self._stopping.wait(PERIOD)
                 self._answer(stage, id, Failed(str(error)))
-        # A log that cannot be written now, an instance that ran there already; or one whose checkpoint is stale, which
-        # its site reports: its keys may be restored elsewhere, and that ends this migration.
-        except (Retry, Stale) as error:
-            self.waiting[stage, id] = str(error)
-            return False
+        except (Retry, Stale):
+            raise
         except Exception as error:
             with self._changed:
                 if not self._has_ended:
-                    self.error = error
+                    self.fail(f"a command of migration {id} of {stage}", error)
                 self._changed.notify_all()
-        self.waiting.pop((stage, id), None)
-        return True
 
     def _carry_out(self, stage: str, id: str, command: Command) -> None:
         migration = self.migration(stage, id)
@@ -367,6 +363,7 @@ class Orchestrator:
         try:
             loaded = self.gateway.load(stage, move, migration.checkpoint)
         except (Stop, Refused) as error:  # again would be the same
+            kept(LOGGER, f"what migration {move.id} of {stage} restores cannot be read", error)
             self.spoilt.add(move.id)
             self._answer(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
         else:
@@ -394,7 +391,11 @@ class Orchestrator:
                 except Retry:  # somebody is not there now
                     pass
                 except Exception as error:  # whatever it is, it must be told, and the watch goes on
-                    self.error = error
+                    self.fail("the orchestrator's watch", error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Keep what went wrong, for `status` and for those that wait."""
+        self.error = kept(LOGGER, what, error, self.error)
 
     def _check_due(self) -> None:
         with self._changed:
@@ -416,6 +417,7 @@ class Orchestrator:
         for name, why in failed.items():
             if name not in self._left:
                 self._abandon(lambda move, _, to=name: move.destination == to, why)  # type: ignore[misc]
+                LOGGER.error("moves to %s are called off: %s", name, why)
                 self._complaint = Unavailable(f"{why}; see app.status()")
                 self.error = self.error or self._complaint
         self._left = set(failed)

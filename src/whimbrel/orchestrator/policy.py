@@ -13,6 +13,7 @@ checkpoints were damaged it finds out again.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from whimbrel.orchestrator.control import Control
     from whimbrel.orchestrator.stage import StageControl
 
+LOGGER = logging.getLogger("whimbrel.orchestrator")
 FIRST_US, LONGEST_US = 500_000, 60_000_000
 """Microseconds until what failed is tried again: at first, then twice as long each time, and at most."""
 
@@ -52,6 +54,10 @@ class Policy:
                     self._restore(stage, lost, [name for name in alive if self._sites is None or name in self._sites])
                 except (Refused, Retry, Stop) as error:  # one may have to wait for another; or the gateway is away
                     waiting[lost] = str(error)
+                    if lost not in self.waiting:
+                        LOGGER.warning("%s of %s cannot be restored yet: %s", lost, stage.name, error, exc_info=error)
+        for done in self.waiting.keys() - waiting.keys():
+            LOGGER.info("the restoration of %s waits no longer", done)
         self.waiting = waiting
 
     def _missing(self, stage: StageControl, gone: Collection[str], stale: Collection[str]) -> list[str]:

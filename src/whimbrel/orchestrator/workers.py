@@ -12,6 +12,7 @@ the next start.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,8 +21,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
+from whimbrel.core.errors import Retry, Stale
 from whimbrel.core.protocols.machine import Command
+from whimbrel.log.backoff import Backoff
 
+LOGGER = logging.getLogger("whimbrel.orchestrator")
 MOST = 32
 """Workers at once: a bound on threads; what finds none free waits for its turn."""
 FIRST, LONGEST = 0.05, 2.0
@@ -37,16 +41,17 @@ Place = tuple[str, str]
 class _Queue:
     """What is to be done for one migration. It exists from its first command until its last one is done."""
 
+    backoff: Backoff
     commands: deque[Command] = field(default_factory=deque)
-    pause: float = FIRST
 
 
 class Workers:
     """The commands that have not been carried out yet."""
 
-    def __init__(self, is_done: Callable[[str, str, Command], bool]) -> None:
-        """`is_done` carries one command out; False: it has to be repeated."""
-        self._is_done = is_done
+    def __init__(self, carry_out: Callable[[str, str, Command], None]) -> None:
+        """`carry_out` is given a stage, a migration and a command. If it raises `Retry` or `Stale`, the command has to
+        be repeated."""
+        self._do = carry_out
         self._changed = threading.Condition()
         self._queues: dict[Place, _Queue] = {}
         self._ready: deque[Place] = deque()
@@ -63,7 +68,8 @@ class Workers:
             if not commands:
                 return
             if place not in self._queues:
-                self._queues[place] = _Queue()
+                what = f"a command of migration {place[1]} of {place[0]}"
+                self._queues[place] = _Queue(Backoff(what, LOGGER, first=FIRST, most=LONGEST))
                 self._ready.append(place)
             self._queues[place].commands += commands
             self._changed.notify_all()
@@ -72,6 +78,12 @@ class Workers:
     def is_idle(self) -> bool:
         """Whether everything that was added is done."""
         return not self._queues
+
+    @property
+    def waiting(self) -> dict[Place, str]:
+        """By migration: why its next command has to be repeated."""
+        errors = {place: queue.backoff.error for place, queue in list(self._queues.items())}
+        return {place: str(error) for place, error in errors.items() if error is not None}
 
     def start(self) -> None:
         """Begin to carry out."""
@@ -116,15 +128,19 @@ class Workers:
         """Empty one queue, or come to a command that has to be repeated: what is behind it stays behind it."""
         queue = self._queues[place]
         while not self._stopping:
-            done = self._is_done(*place, queue.commands[0])
-            with self._changed:
-                if not done:
-                    heappush(self._later, (time.monotonic() + queue.pause, next(self._ties), place))
-                    queue.pause = min(2 * queue.pause, LONGEST)
+            try:
+                self._do(*place, queue.commands[0])
+            # A log that cannot be written now, an instance that ran there already; or one whose checkpoint is stale,
+            # which its site reports: its keys may be restored elsewhere, and that ends this migration.
+            except (Retry, Stale) as error:
+                with self._changed:
+                    due = time.monotonic() + queue.backoff.failed(error)
+                    heappush(self._later, (due, next(self._ties), place))
                     self._changed.notify_all()
                     return
+            with self._changed:
+                queue.backoff.succeeded()
                 queue.commands.popleft()
-                queue.pause = FIRST
                 if not queue.commands:
                     del self._queues[place]
                     self._changed.notify_all()

@@ -8,6 +8,7 @@ are it sees there, and what the orchestrator must hear stays in an outlet until 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.codec import ROWS, ArrowCodec
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
+from whimbrel.log.kept import kept
 from whimbrel.log.readers import INSTANCE
 from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from whimbrel.checkpoints.central import CentralStore
     from whimbrel.checkpoints.savings import Savings
 
+LOGGER = logging.getLogger("whimbrel.roles")
 Hear = Callable[[str, Report], None]
 """Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
 
@@ -182,6 +185,7 @@ class StageFlow:
                 with suppress(Retry):
                     self._role.hear(self.stage.name, Unreadable(id, self.gateway.name, reason))
                     self._told.add(id)
+                    LOGGER.error("restoration %s of %s cannot be replayed: %s", id, self.stage.name, reason)
 
     def save(self) -> bool:
         """Make a snapshot of the router safe; False if something moves."""
@@ -242,7 +246,7 @@ class GatewayRole:
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
-        self._backoff = Backoff()
+        self._backoff = Backoff("saving where routers stand", LOGGER)
         """Of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
@@ -304,7 +308,7 @@ class GatewayRole:
                 if may_pass(error):
                     pause = self._backoff.failed(error)
                 else:
-                    self.error = error
+                    self.error = kept(LOGGER, "saving where routers stand", error, self.error)
 
     def savings(self, stage: Stage, gateway: Gateway) -> Savings | None:
         """What brings a stage's savings to the store, if there is one."""

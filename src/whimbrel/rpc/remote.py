@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -26,10 +27,12 @@ from starlette.requests import ClientDisconnect
 
 from whimbrel.core import errors, wire
 from whimbrel.core.errors import Bug, Refused, Retry, Unavailable, WhimbrelError
+from whimbrel.log.kept import kept
 from whimbrel.rpc.access import Credential, value_of
 from whimbrel.rpc.bearer import Bearer
 from whimbrel.rpc.tls import Tls
 
+LOGGER = logging.getLogger("whimbrel.rpc")
 P = TypeVar("P")
 PATH = "/internal"
 LIMIT = 64 << 20
@@ -196,6 +199,7 @@ async def _answer(
     except WhimbrelError as error:
         return _fault(500, error)
     except Exception as error:  # the other side must hear of it, whatever it is
+        kept(LOGGER, f"the call {method.call.__name__} from {caller}", error)
         return _fault(500, Bug(f"{type(error).__name__}: {error}"))
 
 

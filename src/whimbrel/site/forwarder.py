@@ -12,6 +12,7 @@ which post to go on; and it makes no difference whether an entry came piece by p
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -26,14 +27,17 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
+from whimbrel.log.backoff import Backoff
 from whimbrel.log.codec import ROWS, Message, encode_posts, posts
+from whimbrel.log.kept import kept
 
+LOGGER = logging.getLogger("whimbrel.site")
 PIECE_US = 20_000
 """A piece is as many posts as go out in this time, and at least one."""
 AHEAD_US = 50_000
 """How long before the link is free the next entry is fetched."""
-PATIENCE = 0.2
-"""Seconds until something that could not be delivered is tried again."""
+FIRST, MOST = 0.2, 1.0
+"""Seconds until something that could not be delivered is tried again: at first, and at most."""
 LOOK = 1.0
 """Seconds between looks for what another process has appended."""
 WHOLE = ROWS - 1
@@ -97,6 +101,7 @@ class Forwarder(Spool):
         self.name, self.link, self._inbox_of = name, link, inbox_of
         self.is_cut = False
         self.error: Exception | None = None
+        self._backoff = Backoff(f"the link {name}", LOGGER, first=FIRST, most=MOST)
         self.sent = 0
         """Bytes that have gone through, with those that went out again."""
         self._done = spool.head()
@@ -211,14 +216,15 @@ class Forwarder(Spool):
             self._wake.clear()
             try:
                 due_us = self.step(_now_us())
-            except Retry:
+            except Retry as error:
                 with self._lock:
                     self._recall()
-                self._stopping.wait(PATIENCE)
+                self._stopping.wait(self._backoff.failed(error))
             except Exception as error:  # told by whoever waits
-                self.error = error
+                self.error = kept(LOGGER, f"the link {self.name} has failed for good", error)
                 return
             else:
+                self._backoff.succeeded()
                 self._wake.wait(LOOK if due_us is None else max(due_us - _now_us(), 0) / 1e6)
 
 

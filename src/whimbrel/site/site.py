@@ -15,19 +15,21 @@ begin anew, or its keys are restored elsewhere.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from whimbrel.core.errors import Diverged, Full, Refused, Retry, Stale, Stop, Unavailable, Unstarted
-from whimbrel.log.backoff import pauses
+from whimbrel.log.backoff import Backoff
 from whimbrel.log.disk import SIGNS, Disk, is_full
 from whimbrel.log.durability import sync, sync_tree
+from whimbrel.log.kept import kept
 from whimbrel.log.private import below
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, told
@@ -37,6 +39,7 @@ from whimbrel.spark.query import StageQuery
 Make = Callable[[str, Path], StageQuery]
 """Makes the query of an instance over a checkpoint."""
 
+LOGGER = logging.getLogger("whimbrel.site")
 PERIOD = 0.2
 RESTARTS = 3
 PATIENCE = 300.0
@@ -53,12 +56,12 @@ CALM = 60.0
 
 @dataclass
 class Tries:
-    """An instance that is tried again: why, when the next time, and when it was last started."""
+    """An instance that is tried again: its back-off, why, whether it was started since it last failed, and when."""
 
+    backoff: Backoff
     why: str
-    due: float | None = None
+    runs: bool = True
     begun: float = 0.0
-    waits: Iterator[float] = field(default_factory=pauses)
 
 
 class Site:
@@ -79,6 +82,8 @@ class Site:
         self.error: Exception | None = None
         self._failed: dict[str, str] = {}
         self._stale: dict[str, str] = {}
+        self._logged: dict[str, Exception] = {}
+        """By instance: why it is stale, as it was last logged; an order to start it may be repeated."""
         self._copying: dict[str, threading.Lock] = {}
         self._deaths: dict[str, list[float]] = {}
         self._awaited: set[str] = set()
@@ -127,7 +132,7 @@ class Site:
                 raise Retry(f"{instance} began to run at {self.name} and stopped: {error}") from error
             raise Unstarted(f"{instance} does not start at {self.name}: {error}") from error
         except Stale as error:
-            self._stale[instance] = str(error)
+            self._set_stale(instance, error)
             raise
         finally:
             self._awaited.discard(instance)
@@ -178,7 +183,7 @@ class Site:
         """Stop an instance and wait for its end. Nothing happens if it does not run."""
         with self._changing:
             query = self.queries.pop(instance, None)
-            for noted in (self._failed, self._stale, self._tries):
+            for noted in (self._failed, self._stale, self._tries, self._logged):
                 noted.pop(instance, None)
         if query is not None:
             query.stop()
@@ -245,7 +250,7 @@ class Site:
                 for instance in list(self.queries):
                     self._check(instance)
             except Exception as error:  # whatever it is, it must be told, and the watch goes on
-                self.error = error
+                self.error = kept(LOGGER, f"the watch of site {self.name}", error, self.error)
 
     def _look_at_disk(self) -> None:
         """Let nothing begin a batch while there is too little room, and everything when there is enough."""
@@ -267,7 +272,7 @@ class Site:
                 return
             contradiction = _contradiction(query.exception)
             if contradiction is not None:
-                self._stale[instance] = contradiction
+                self._set_stale(instance, Stale(contradiction))
                 return
             if instance in self._tries or is_full(query.exception):
                 self._try_again(instance, query.exception)
@@ -278,6 +283,13 @@ class Site:
             deaths = [moment for moment in self._deaths.get(instance, ()) if now - moment < PATIENCE]
             self._deaths[instance] = [*deaths, now]
             if len(deaths) < RESTARTS:
+                LOGGER.warning(
+                    "the query of %s at %s has died and is started again: %s",
+                    instance,
+                    self.name,
+                    told(query.exception),
+                    exc_info=query.exception,
+                )
                 with suppress(Full):  # just now: it waits
                     self._run(instance)
             else:
@@ -287,22 +299,33 @@ class Site:
     def _try_again(self, instance: str, error: Exception) -> None:
         """Start a query after a pause, as often as it takes: there may be room on the disk then, or less to do."""
         now = time.monotonic()
-        tries = self._tries.setdefault(instance, Tries(_gist(error)))
-        if tries.due is None:
-            tries.due = now + next(tries.waits)
-        elif now >= tries.due and self._low is None:
-            tries.due, tries.begun = None, now
+        tries = self._tries.get(instance)
+        if tries is None:
+            backoff = Backoff(f"the query of {instance} at {self.name}", LOGGER)
+            tries = self._tries[instance] = Tries(backoff, _gist(error))
+        if tries.runs:
+            tries.runs = False
+            tries.backoff.failed(error)
+        elif tries.backoff.is_due and self._low is None:
+            tries.runs, tries.begun = True, now
             try:
                 self._run(instance)
             except Retry as again:
                 tries.why = _gist(again)
-            except Stop as error:
-                self._stale[instance] = str(error)
+            except Stop as stop:
+                self._set_stale(instance, stop)
+
+    def _set_stale(self, instance: str, error: Exception) -> None:
+        """Report an instance that is not started again by itself."""
+        before = self._logged.get(instance)
+        self._logged[instance] = kept(LOGGER, f"{instance} at {self.name} is not started by itself", error, before)
+        self._stale[instance] = str(error)
 
     def _forgive(self, instance: str, query: StageQuery) -> None:
         """There was room for a batch: the next time that the disk is full is the first one."""
         tries = self._tries.get(instance)
         if tries is not None and (query.progress or time.monotonic() - tries.begun > CALM):
+            tries.backoff.succeeded()
             del self._tries[instance]
             self._failed.pop(instance, None)
 
