@@ -51,6 +51,7 @@ from whimbrel.gateway.intake import Intake, parse_schema
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog, codec
 from whimbrel.log.carrier import join_outgoing
 from whimbrel.log.contract import Log
+from whimbrel.orchestrator.orders import story_of
 from whimbrel.spark.bundle import unbundle
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.source import InboxReader, Reading
@@ -227,6 +228,7 @@ class Harness:
         """Plan and start."""
         selection = Selection(keys=frozenset(keys))
         (migration,) = self.coordinator.plan([(selection, "average-2")], "edge-1", self.protocol, "m1")
+        migration.ordered_us = next(self.ticks)
         self.obey(self.coordinator.start(migration, next(self.ticks)))
         return migration
 
@@ -327,7 +329,7 @@ def notice_told(notice: Any) -> str:
 
 def story(migration: Migration) -> str:
     """A migration's story, as `App.story` tells it."""
-    return "\n".join(f"{migration.move.id} {line.phase}: {line.event}" for line in migration.story)
+    return "\n".join(story_of([migration]))
 
 
 def moved(migration: Migration) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.app.stories import timeless
 from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
@@ -468,7 +469,7 @@ def test_waiting_ends_with_the_time_that_was_given_and_the_migration_goes_on(hou
     with pytest.raises(Unavailable, match="m1 is still copying"):
         handle.wait(0.01)
     house.hear(*READY, *LEFT, *OPENED)
-    assert handle.wait(5).progress[-1] == "m1 cutting: Opened s-2 2/2"
+    assert timeless(handle.wait(5).progress)[-1] == "m1 cutting: Opened s-2 2/2"
 
 
 # ── Turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.app.stories import timeless
 from tests.app.test_orchestrator import House
 from tests.app.waiting import until
 from whimbrel.core.coordinator import Coordinator
@@ -109,7 +110,7 @@ def test_what_a_command_waits_for_is_told_until_it_is_done(house: Slow) -> None:
     failed = len(house.away)
     handle = house.migrate_other()
     line = f"{handle.ids[0]} copying: waiting: the gateway is away"
-    until(lambda: handle.progress[-1] == line, "the reason in its story")
+    until(lambda: timeless(handle.progress)[-1] == line, "the reason in its story")
     assert house.orchestrator.waiting_of("s") == {}
     until(lambda: house.said_to == [("t", "Begin")], f"BEGIN after {failed} failures")
     until(lambda: "waiting" not in handle.progress[-1], "nothing more to wait for")

@@ -158,7 +158,7 @@ def story(
     certificate: Certificate = None,
     json: Json = None,
 ) -> None:
-    """What happened in a migration, line by line.
+    """What happened in a migration, line by line: when, and at the end of a phase how long it took.
 
     Example: whimbrel story m1 --data whimbrel-data
     """

@@ -338,7 +338,7 @@ class Control:
         return {**stage.status(flow), "waiting": {id: f"waiting: {reason}" for id, reason in waiting.items()}}
 
     def story(self, id: str) -> list[str]:
-        """What happened in a migration, a line each."""
+        """What happened in a migration, a line each, with its time; the end of a phase with its duration."""
         for name, control in self.stages.items():
             if id in control.coordinator.migrations:
                 return Handle(self.orchestrator, name, [id]).progress

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Takeover
 from whimbrel.orchestrator.orchestrator import Orchestrator
-from whimbrel.orchestrator.orders import story_of
+from whimbrel.orchestrator.orders import line_of, story_of
 
 
 def outcome_of(phases: Set[str]) -> str:
@@ -42,11 +42,13 @@ class Handle:
 
     @property
     def progress(self) -> list[str]:
-        """The story so far, a line for each thing that happened; and what a command waits for, if it is repeated."""
+        """The story so far, a line for each thing that happened, with its time; and what a command waits for now, if it
+        is repeated."""
         waiting, found = self._orchestrator.waiting_of(self.stage), self.migrations
-        held_up = [one for one in found if one.move.id in waiting]
+        held_up = [one for one in found if one.move.id in waiting and not one.ended_by]
+        now_us = self._orchestrator.now_us() if held_up else 0
         return story_of(found) + [
-            f"{one.move.id} {one.phase}: waiting: {waiting[one.move.id]}" for one in held_up if not one.ended_by
+            line_of(one.move.id, one.phase, f"waiting: {waiting[one.move.id]}", now_us) for one in held_up
         ]
 
     def wait(self, timeout: float | None = None) -> Handle:

@@ -86,7 +86,7 @@ class Orchestrator:
         chores: Callable[[], None] = lambda: None,
     ) -> None:
         """`chores`: what else there is to do, several times a second."""
-        self.journal, self.sites, self.gateway, self._clock_us, self._chores = journal, sites, gateway, clock_us, chores
+        self.journal, self.sites, self.gateway, self.now_us, self._chores = journal, sites, gateway, clock_us, chores
         self.stages: dict[str, Coordinator] = {}
         self.error: Exception | None = None
         self.spoilt: set[str] = set()
@@ -112,7 +112,7 @@ class Orchestrator:
         with self._changed:
             for migration in self.journal.migrations():
                 self._queue(migration, self.stages[migration.move.stage].adopt(migration))
-                self._note_deadline(migration, migration.left_s(self._clock_us()))
+                self._note_deadline(migration, migration.left_s(self.now_us()))
             for stage in self.stages:
                 self._tell_due(stage)
 
@@ -170,13 +170,13 @@ class Orchestrator:
         with self._changed:
             planned = self._plan(orders, why)
             for migration in planned:
-                migration.ordered_by = ITSELF if request is None else request.by
+                migration.ordered_by, migration.ordered_us = request.by if request else ITSELF, self.now_us()
             before = self._remember(planned)
             ids = [migration.move.id for migration in planned]
             try:
                 for migration in planned:
                     migration.deadline = deadline
-                commands = [self.stages[m.move.stage].start(m, self._clock_us()) for m in planned]
+                commands = [self.stages[m.move.stage].start(m, self.now_us()) for m in planned]
                 ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
                 if planned or request is not None:
                     answer = None if request is None else request.answered(ids, why)
@@ -222,7 +222,7 @@ class Orchestrator:
                 raise Conflict(f"{order.lost} and another lost instance had the same keys in a move; restore one first")
             planned.append(more)
         for migration in planned:
-            migration.story += [machine.Line(machine.ORDERED, line, self._clock_us()) for line in why]
+            migration.story += [machine.Line(machine.ORDERED, line, self.now_us()) for line in why]
         return planned
 
     def hear(self, stage: str, notice: Report) -> None:
@@ -239,7 +239,7 @@ class Orchestrator:
             self._changed.notify_all()
 
     def _tell(self, stage: str, id: str, event: Event) -> None:
-        coordinator, now_us = self.stages[stage], self._clock_us()
+        coordinator, now_us = self.stages[stage], self.now_us()
         draft, commands = coordinator.decide(id, event, now_us)
         self.journal.write(draft)
         coordinator.accept(draft, now_us)

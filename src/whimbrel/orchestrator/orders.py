@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from whimbrel.core import wire
@@ -148,13 +149,27 @@ def status_of(migration: Migration) -> MigrationStatus:
 
 
 def story_of(migrations: Sequence[Migration]) -> list[str]:
-    """What happened in some migrations, a line each; first of all, who ordered it."""
-    told = []
+    """Who ordered migrations, and what happened in them: a line each, with its time in UTC. The line that ends a phase
+    says how many seconds that took."""
+    told: list[str] = []
     for migration in migrations:
-        id = migration.move.id
-        told += [f"{id} {ORDERED}: ordered by {migration.ordered_by}"] if migration.ordered_by else []
-        told += [f"{id} {line.phase}: {line.event}" for line in migration.story]
+        story, id, began_us = migration.story, migration.move.id, migration.ordered_us
+        if migration.ordered_by:
+            told.append(line_of(id, ORDERED, f"ordered by {migration.ordered_by}", began_us))
+        following = [*(line.phase for line in story[1:]), migration.phase]
+        for line, phase in zip(story, following, strict=False):
+            took = ""
+            if phase != line.phase:
+                took = f" ({line.phase} took {max(line.at_us - began_us, 0) / 1e6:.3f} s)"
+                began_us = line.at_us
+            told.append(line_of(id, line.phase, f"{line.event}{took}", line.at_us))
     return told
+
+
+def line_of(id: str, phase: str, event: str, at_us: int) -> str:
+    """One line of a story."""
+    at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_us // 1000 % 1000:03d}Z {id} {phase}: {event}"
 
 
 @dataclass(frozen=True)
@@ -239,7 +254,7 @@ class Orders(Protocol):
         ...
 
     def story(self, id: str) -> list[str]:
-        """What happened in a migration, a line each."""
+        """What happened in a migration, a line each, with its time; the end of a phase with its duration."""
         ...
 
     def abort(self, id: str, reason: str, *, by: str = "") -> None:

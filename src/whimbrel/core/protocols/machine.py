@@ -195,7 +195,8 @@ class Migration(msgspec.Struct):
     deadline: float | None = None
     """Seconds that it may take from its beginning on, as long as it can be undone; None: as many as need be."""
     ordered_by: str = ""
-    """Who ordered it."""
+    ordered_us: int = 0
+    """Who ordered it, and when."""
 
     @property
     def is_standby(self) -> bool:
