@@ -781,7 +781,7 @@ def test_a_journal_of_an_older_version_is_not_taken_for_an_empty_one(tmp_path: P
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 1")
     for opened in (Journal, lambda path: JournalReader(path).load("x")):
-        with pytest.raises(Stop, match="format 1, this version reads format 2: start in a new data directory"):
+        with pytest.raises(Stop, match="format 1, this version reads format 3: start in a new data directory"):
             opened(path)
 
 

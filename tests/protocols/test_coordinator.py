@@ -497,3 +497,33 @@ def test_the_next_attempt_says_what_the_one_before_may_not_have_said(coordinator
         coordinator.handle("r1", Evicted("r1", name, 0, 1))
     third = coordinator.plan_restore("a", "c", "r2")
     assert (third.move.ends, third.move.parties) == (frozenset(), frozenset("a"))
+
+
+# ── What is open ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_over_and_cleaned_up_is_not_looked_at_any_more(coordinator: Coordinator) -> None:
+    for number in range(3):
+        finish(coordinator, order(coordinator, K, "bc"[number % 2], id=f"m{number}"))
+    off = order(coordinator, selection_of(["x"]), "b", id="m3")
+    going = order(coordinator, selection_of(["y"]), "b", id="m4")
+    abort(coordinator, off, "a")
+    assert list(coordinator.open) == ["m3", "m4"], "its destination has not cleaned up"
+    coordinator.handle("m3", Aborted("m3", "b", 0, 1))
+    assert list(coordinator.unsettled()) == [going]
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    for migration in coordinator.migrations.values():
+        again.adopt(migration)
+    assert again.open == coordinator.open
+
+
+def test_what_a_restoration_ends_is_not_open_and_opens_again_if_it_has_not_happened(coordinator: Coordinator) -> None:
+    moving = order(coordinator, K, "b")
+    table, before = copy.deepcopy((coordinator.table, moving))
+    restoration = coordinator.plan_restore("a", "c", "m2")
+    coordinator.start(restoration)
+    assert list(coordinator.open) == ["m2"]
+    coordinator.withdraw(restoration)
+    coordinator.put_back(table, [before])
+    assert (list(coordinator.open), moving.phase, coordinator.restorations("a")) == (["m1"], "copying", [])
+    assert coordinator.lost() == set()

@@ -544,3 +544,21 @@ def test_a_migration_that_a_restoration_ends_is_aborted_in_any_phase_and_says_no
     over = migration(protocol, DONE)
     machine.end(over, "m9")
     assert (over.phase, over.ended_by) == (DONE, "")
+
+
+def test_a_story_that_goes_on_and_on_keeps_its_beginning_its_end_and_what_ended_its_phases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "MOST_LINES", 20)
+    live = PROTOCOLS["live"]
+    subject = migration(live)
+    machine.handle(live, subject, Ordered(), 1)
+    for number in range(30):
+        machine.handle(live, subject, Rejected("m1", "b", 0, 1, f"reason {number}"), 2)
+        subject.phase = "copying"
+    machine.handle(live, subject, notice(Ready, "b"), 3)
+    told = [line.event for line in subject.story]
+    assert len(told) == 20
+    assert told[:2] == ["Ordered", "Rejected: reason 0"]
+    assert told[-2:] == ["Rejected: reason 29", "Ready b 1/1"]
+    assert subject.has_begun

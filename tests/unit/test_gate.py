@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection, bin_of, selection_of
 from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
@@ -192,3 +194,28 @@ def test_one_that_had_dropped_the_keys_before_the_fence_is_not_barred() -> None:
     gate.note(Evicted("r1", "b", 0, 1))
     gate.fence(LOST)
     assert gate.confirm(saved("b", 2)) == [saved("b", 2)], "and what it saved before is given up"
+
+
+def test_a_fence_is_forgotten_when_every_part_of_every_party_has_dropped_the_keys() -> None:
+    gate = Gate()
+    gate.fence(LOST)
+    parties = sorted(LOST.parties)
+    notices = [Evicted("r1", name, part, 2) for name in parties for part in range(2)]
+    for notice in notices[:-1]:
+        gate.note(notice)
+        assert list(gate.fences) == ["r1"]
+    gate.note(notices[-1])
+    assert (gate.fences, gate.evicted) == ({}, [])
+    gate.fence(LOST)
+    assert gate.fences == {}, "said again, it bars nobody"
+    assert gate.confirm(saved(parties[0], 7)) == [saved(parties[0], 7)]
+
+
+def test_notices_of_keys_dropped_without_a_fence_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.core.gate.REMEMBERED", 3)
+    gate = Gate()
+    gate.fence(LOST)
+    gate.note(Evicted("r1", "b", 0, 2))
+    for number in range(10):
+        gate.note(Evicted(f"r{number + 2}", "b", 0, 1))
+    assert [one.move for one in gate.evicted] == ["r1", "r10", "r11"]

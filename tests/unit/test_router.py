@@ -401,7 +401,7 @@ def test_a_restoration_hands_the_keys_over_and_reads_the_log_again(router: Route
     blob = router.snapshot()
     assert blob is not None
     again.restore(blob)
-    assert (again.gained, again.fenced, order(again, Fence(LOST))) == ({"b": 10}, {"r1"}, {})
+    assert (again.gained, again.fenced, order(again, Fence(LOST))) == ({"b": 10}, {"r1": None}, {})
 
 
 def test_nothing_is_read_again_for_one_that_had_no_keys(router: Router) -> None:
@@ -421,3 +421,20 @@ def test_the_order_to_save_goes_to_all_who_may_have_keys_and_says_what_is_held_b
     order(router, Cutover(HOLD), 10)
     assert bounds(11) == {"a": 11, "b": 11}
     assert router.gained == {"b": 10}
+
+
+def test_a_router_knows_the_last_moves_that_are_over_and_so_does_one_that_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("whimbrel.core.router.REMEMBERED", 3)
+    router = Router("r", RouteTable("a"))
+    for number in range(1, 6):
+        one = move("k", id=f"m{number}", epoch=number)
+        for command in (Begin(one), Abort(one)):
+            order(router, command)
+    again = Router("r", RouteTable("a"))
+    blob = router.snapshot()
+    assert blob is not None
+    again.restore(blob)
+    assert list(again.finished) == list(router.finished) == ["m3", "m4", "m5"]
+    assert order(again, Begin(move("k", id="m5", epoch=5))) == {}

@@ -47,7 +47,7 @@ MESSAGES: list[Any] = [
     Sending("a", "b", "a@c", 3, b"posts"),
     Outgoing([Result("k", 1, 7, 0, 5, 6, {"n": 1, "text": "x", "none": None, "list": [1.5, True]})], NOTICES),
     Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [Line("ordered", "Ordered", 3)]),
-    router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), {"m1"}),
+    router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), ["m1"]),
     gate.Snapshot(([0, 1], {"k": 2}), [Result("k", 2, 0, 0, 0, 0, {})], 4),
     delta.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, b"moves"),
     Moves(),

@@ -27,6 +27,7 @@ from whimbrel.core.protocols.machine import (
 )
 from whimbrel.core.protocols.replicate import WAITING
 from whimbrel.core.record import Aborted, Evicted, Move
+from whimbrel.core.retired import Retired
 from whimbrel.core.router import RouteTable
 
 
@@ -36,9 +37,20 @@ class Coordinator:
     def __init__(self, stage: str, table: RouteTable, sites: dict[str, str], routers: frozenset[str]) -> None:
         self.stage, self.table, self.sites, self.routers = stage, table, sites, routers
         """`sites`: by instance, where it runs."""
+        self.first = table.owners.by_bin[0]
+        self.retired = Retired()
+        """What is left of migrations that are forgotten."""
         self.migrations: dict[str, Migration] = {}
+        """All that are remembered, in the order in which they were ordered."""
+        self.open: dict[str, Migration] = {}
+        """Those that are under way, or aborted but not yet cleaned up at their destination: an event concerns no
+        other."""
+        self._restorations: dict[str, list[Migration]] = {}
+        """By lost instance: the attempts to restore it, oldest first."""
         self._queued: list[Migration] = []
         """Later turns of plans."""
+        self._plans: dict[str, list[Migration]] = {}
+        """By plan of those: all its turns."""
 
     # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,14 +128,14 @@ class Coordinator:
                 raise UnknownName("instance", name, list(self.sites))
         if destination == lost or destination in self.lost():
             raise Refused(f"{destination} is lost: restore to another instance")
-        ends = [other for other in self.migrations.values() if self._needs(other, lost)]
+        ends = [other for other in self.open.values() if self._needs(other, lost)]
         for other in ends:
             if other.move.protocol == "restore" and other.move.source == lost:
                 raise Conflict(f"migration {other.move.id} ({other.phase}) restores {lost}; wait for it or abort it")
         selection = self.table.owners.select(lost)
         for other in ends:
             selection = selection.union(other.move.selection)
-        before = [other.move for other in self.migrations.values() if self._is_unheard(other, lost)]
+        before = [other.move for other in self.restorations(lost) if self._is_unheard(other)]
         known = [self.table.next_epoch(selection), *(other.move.epoch + 1 for other in ends)]
         move = Move(
             id=id,
@@ -151,17 +163,20 @@ class Coordinator:
         rule = PROTOCOLS[migration.move.protocol].table.get((migration.phase, Abandoned))
         return migration.move.destination == instance and rule is machine.stay and not _is_undoing(migration)
 
-    def _is_unheard(self, migration: Migration, lost: str) -> bool:
-        """Whether it is an attempt to restore an instance that was abandoned, maybe before anybody heard of it."""
-        move = migration.move
-        if (move.protocol, move.source, migration.phase) != ("restore", lost, ABORTED) or migration.ended_by:
+    def restorations(self, lost: str) -> list[Migration]:
+        """The attempts to restore an instance, oldest first."""
+        return list(self._restorations.get(lost, ()))
+
+    def _is_unheard(self, restoration: Migration) -> bool:
+        """Whether an attempt to restore an instance was abandoned, maybe before anybody heard of it."""
+        if restoration.phase != ABORTED or restoration.ended_by or not restoration.has_begun:
             return False
-        return migration.has_begun and not all(migration.has_heard(Evicted, name) for name in move.parties)
+        return not all(restoration.has_heard(Evicted, name) for name in restoration.move.parties)
 
     def hangs_on(self, instance: str) -> bool:
         """Whether keys, or a migration that cannot be undone without it, would be lost with an instance."""
         owns = instance in self.table.owners.values()
-        return owns or any(self._needs(migration, instance) for migration in list(self.migrations.values()))
+        return owns or any(self._needs(migration, instance) for migration in list(self.open.values()))
 
     def lost(self) -> set[str]:
         """Instances that are being restored elsewhere, or have been and have not come back since."""
@@ -177,8 +192,7 @@ class Coordinator:
 
     def _last_attempts(self) -> dict[str, Migration]:
         """By lost instance: the last restoration that has begun."""
-        found = list(self.migrations.values())
-        return {m.move.source: m for m in found if m.move.protocol == "restore" and m.has_begun}
+        return {lost: one for lost, found in list(self._restorations.items()) for one in found if one.has_begun}
 
     def _is_orphaned(self, restoration: Migration) -> bool:
         """Whether its keys are still as it has claimed them."""
@@ -207,7 +221,7 @@ class Coordinator:
 
     def unsettled(self) -> Iterator[Migration]:
         """Migrations that are under way, or aborted but not yet cleaned up at their destination."""
-        return (migration for migration in self.migrations.values() if not self._is_settled(migration))
+        return iter(self.open.values())
 
     def _is_settled(self, migration: Migration) -> bool:
         if migration.phase != ABORTED or migration.move.protocol == "restart" or migration.ended_by:
@@ -218,7 +232,7 @@ class Coordinator:
 
     def standby(self, selection: Selection, destination: str) -> Migration | None:
         """The warm standby at an instance for just these keys, if there is one."""
-        for migration in self.migrations.values():
+        for migration in list(self.open.values()):
             move = migration.move
             if migration.is_standby and (move.selection, move.destination) == (selection, destination):
                 return migration
@@ -226,11 +240,41 @@ class Coordinator:
 
     def start(self, migration: Migration, now_us: int = 0) -> list[Command]:
         """Take a planned migration in, and begin, if it is its turn."""
+        self._take_in(migration)
+        return [] if migration.turn else self.handle(migration.move.id, Ordered(), now_us)
+
+    def _take_in(self, migration: Migration) -> None:
         self.migrations[migration.move.id] = migration
-        if migration.turn:
+        self._file(migration)
+        if migration.move.protocol == "restore":
+            self._restorations.setdefault(migration.move.source, []).append(migration)
+        if migration.plan:
+            self._plans.setdefault(migration.plan, []).append(migration)
+        if migration.turn and migration.phase == ORDERED:
             self._queued.append(migration)
-            return []
-        return self.handle(migration.move.id, Ordered(), now_us)
+
+    def _file(self, *migrations: Migration) -> None:
+        """Keep the open ones apart."""
+        for migration in migrations:
+            if self._is_settled(migration):
+                self.open.pop(migration.move.id, None)
+            else:
+                self.open[migration.move.id] = migration
+
+    def withdraw(self, migration: Migration) -> None:
+        """Forget a migration: it has not happened, for it could not be journalled; or it is over."""
+        id, lost = migration.move.id, migration.move.source
+        for known in (self.migrations, self.open):
+            known.pop(id, None)
+        for found in (self._restorations.get(lost, []), self._plans.get(migration.plan, [])):
+            found[:] = [one for one in found if one is not migration]
+
+    def put_back(self, table: RouteTable, migrations: Sequence[Migration]) -> None:
+        """Let the routes, and these migrations, be what they were before one that has not happened."""
+        self.table = table
+        for migration in migrations:
+            machine.become(self.migrations[migration.move.id], migration)
+            self._file(self.migrations[migration.move.id])
 
     def handle(self, id: str, event: Event, now_us: int = 0) -> list[Command]:
         """Tell a migration an event; get what is to be done."""
@@ -255,15 +299,18 @@ class Coordinator:
             self._claim(migration, now_us)
         if migration.phase == DONE and was != DONE:
             self._settle(migration)
+        self._file(migration)
 
     def due(self) -> list[tuple[str, Event]]:
         """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""
         told: list[tuple[str, Event]] = []
         self._queued = [m for m in self._queued if m.phase == ORDERED and self.migrations.get(m.move.id) is m]
+        waiting = {migration.plan for migration in self._queued}
+        self._plans = {plan: turns for plan, turns in self._plans.items() if plan in waiting}
         aborted: dict[str, int] = {}
         undone: dict[str, int] = {}
         """By plan: the first turn of which something was aborted, and of which something is not done."""
-        for other in self.migrations.values() if self._queued else ():
+        for other in (one for turns in self._plans.values() for one in turns):
             if other.phase == ABORTED:
                 aborted[other.plan] = min(other.turn, aborted.get(other.plan, other.turn))
             if other.phase != DONE:
@@ -279,7 +326,7 @@ class Coordinator:
         """Migrations to a lost instance that can still be undone, or that need one and have not begun."""
         lost = self.lost()
         found: list[tuple[str, Event]] = []
-        for one in self.migrations.values() if lost else ():
+        for one in self.open.values() if lost else ():
             ends = {one.move.destination} if one.has_begun else {one.move.source, one.move.destination}
             rule = PROTOCOLS[one.move.protocol].table.get((one.phase, Abandoned))
             if not one.is_over and rule is not machine.stay and ends & lost and one.move.protocol != "restart":
@@ -288,12 +335,12 @@ class Coordinator:
 
     def _outlived(self) -> list[tuple[str, Event]]:
         """Standbys whose keys move in another way, or have moved."""
-        standbys = [one for one in self.migrations.values() if is_waiting_standby(one)]
+        standbys = [one for one in self.open.values() if is_waiting_standby(one)]
         if not standbys:
             return []
         movers = [
             other.move.selection
-            for other in self.migrations.values()
+            for other in self.open.values()
             if not other.is_over and not is_waiting_standby(other) and other.move.protocol != "restart"
         ]
         return [
@@ -309,6 +356,7 @@ class Coordinator:
             self.table.orphan(migration.move, migration.move.source)
             for other in self.ended_by(migration):
                 machine.end(other, migration.move.id, now_us)
+                self._file(other)
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.protocol == "restart":
@@ -317,19 +365,42 @@ class Coordinator:
         else:
             self.table.hand_over(migration.move)
 
+    def resume(self, retired: Retired) -> None:
+        """After a restart, first of all: begin with what forgotten migrations have left."""
+        self.retired, self.table = retired, retired.table(self.first)
+        self.sites |= {name: site for name, site in retired.places.items() if name in self.sites}
+
     def adopt(self, migration: Migration) -> list[Command]:
         """After a restart: take a journalled migration in again; get what must be said again.
 
         Migrations are adopted in the order in which they were ordered, so that the routes come out the same.
         """
-        self.migrations[migration.move.id] = migration
-        if migration.turn and migration.phase == ORDERED:
-            self._queued.append(migration)
-        if migration.has_begun:
+        self._take_in(migration)
+        is_folded = migration.move.id in self.retired.folded
+        if migration.has_begun and not is_folded:
             self._claim(migration)
-        if migration.phase == DONE:
+        if migration.phase == DONE and not is_folded:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
+
+    # ── Retention ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_needed(self, migration: Migration) -> bool:
+        """Whether one that is over must be known: to later turns of its plan; or because instances have not dropped
+        what it restores elsewhere, and no later attempt has told them so again."""
+        if any(one.plan == migration.plan for one in self._queued if one.plan):
+            return True
+        move = migration.move
+        if move.protocol != "restore" or self._last_attempts().get(move.source) is not migration:
+            return False
+        is_heard = all(migration.has_heard(Evicted, name) for name in move.parties if name in self.sites)
+        return not is_heard or self._is_orphaned(migration)
+
+    def retire(self, gone: Sequence[Migration], retired: Retired) -> None:
+        """Forget migrations: what `retirement` answered is journalled."""
+        self.retired = retired
+        for migration in gone:
+            self.withdraw(migration)
 
 
 def _parties(migrations: Sequence[Migration]) -> set[str]:

@@ -28,6 +28,9 @@ from whimbrel.core import wire
 from whimbrel.core.keys import KeyMap
 from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
 
+REMEMBERED = 1_000
+"""Notices that keys were dropped which a gate keeps though it knows no fence of them: a fence may come behind them."""
+
 
 class Snapshot(msgspec.Struct):
     """All that a gate must remember."""
@@ -57,7 +60,7 @@ class Gate:
         self.evicted: list[Evicted] = []
         """Who has dropped what a restoration has taken from it."""
         self.fences: dict[str, list[str]] = {}
-        """By restoration: who must."""
+        """By restoration: who must. Forgotten with that when all have."""
         self.refused = 0
         self._plain = True
         """Nothing has moved yet: every result is of epoch zero and passes."""
@@ -114,10 +117,16 @@ class Gate:
         return released
 
     def fence(self, move: Move) -> None:
-        """Close all epochs before a restoration's, for good: what is held of them, or comes of them, is refused."""
+        """Close all epochs before a restoration's, for good: what is held of them, or comes of them, is refused.
+
+        Said again, it may come too late: everybody has dropped the keys, and the fence is forgotten.
+        """
         self._plain = False
+        if min(self.epochs.values(move.selection), default=move.epoch) >= move.epoch:
+            return  # or there are no keys, and nothing to drop
         self.epochs.lift(move.selection, move.epoch)
         self.fences[move.id] = sorted(move.parties)
+        self._forget_fence(move.id)
         self.unsure = [saved for saved in self.unsure if not self._is_barred(saved)]
         fenced = [key for key in self.held if key in move.selection]
         released = self.offer([result for key in fenced for result in self.held.pop(key)])
@@ -133,6 +142,20 @@ class Gate:
             self.evicted.append(notice)
             part = (notice.instance, notice.part)
             self.unsure = [saved for saved in self.unsure if (saved.instance, saved.part) != part]
+            self._forget_fence(notice.move)
+            if len(self.evicted) > REMEMBERED:  # what has no fence by now is of a restoration of no keys
+                stray = next((one for one in self.evicted if one.move not in self.fences), None)
+                self.evicted = [one for one in self.evicted if one is not stray]
+
+    def _forget_fence(self, id: str) -> None:
+        """Forget a fence, and who has dropped its keys, when all who must have."""
+        parts: dict[str, set[int]] = {}
+        for one in self.evicted:
+            if one.move == id:
+                parts.setdefault(one.instance, set(range(one.parts))).discard(one.part)
+        if id in self.fences and all(name in parts and not parts[name] for name in self.fences[id]):
+            del self.fences[id]
+            self.evicted = [one for one in self.evicted if one.move != id]
 
     def confirm(self, *savings: Saved) -> list[Saved]:
         """Take in what parts say they have saved; return all that counts now. To be asked after each close as well."""

@@ -60,6 +60,9 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
 Command = Begin | Cutover | Abort | Fence | Restore
 
+REMEMBERED = 1_000
+"""Moves of which a router knows that they are over. A command comes while its migration is open, and the log takes each
+once; so this concerns only what was under way when the move ended, and not what a thousand moves have followed."""
 NOBODY = "@nobody"
 """Who owns the keys of a lost instance until they are restored. Their records lie in the ingress log."""
 
@@ -69,9 +72,9 @@ class Snapshot(msgspec.Struct):
 
     owners: tuple[list[str], dict[str, str]]
     epochs: tuple[list[int], dict[str, int]]
-    finished: set[str]
+    finished: list[str]
     gained: dict[str, int] = {}
-    fenced: set[str] = set()
+    fenced: list[str] = []
 
 
 class RouteTable:
@@ -112,10 +115,10 @@ class Router:
         self.held: dict[str, list[Record]] = {}
         self.hinted: dict[str, set[str]] = {}
         """By move: the keys that its source knows to be needed at the destination."""
-        self.finished: set[str] = set()
-        """Moves that are cut over or aborted: what else is said of them comes too late."""
-        self.fenced: set[str] = set()
-        """Restorations whose keys have lost their owner."""
+        self.finished: dict[str, None] = {}
+        """The last `REMEMBERED` moves that are cut over or aborted: what else is said of them comes too late."""
+        self.fenced: dict[str, None] = {}
+        """The last `REMEMBERED` restorations whose keys have lost their owner."""
         self.gained: dict[str, int] = {}
         """By instance: the place in our stream where it last came by keys."""
 
@@ -223,7 +226,7 @@ class Router:
     def _fence(self, move: Move, seq: int, now_us: int) -> Routed:
         if move.id in self.fenced:
             return {}
-        self.fenced.add(move.id)
+        _remember(self.fenced, move.id)
         if max(self.table.epochs.values(move.selection), default=0) >= move.epoch:
             return {}  # late: it was abandoned, and another attempt has been here
         for id in move.ends:
@@ -241,7 +244,7 @@ class Router:
     def _finish(self, id: str) -> None:
         self.moving.pop(id, None)
         self.hinted.pop(id, None)
-        self.finished.add(id)
+        _remember(self.finished, id)
 
     def _markers(self, kind: Kind, move: Move, seq: int, now_us: int) -> Routed:
         record = marker(kind, wire.canonical(move), self.name, seq, now_us)
@@ -263,11 +266,19 @@ class Router:
         if self.moving:
             return None
         routes = (self.table.owners.dump(), self.table.epochs.dump())
-        return wire.pack(Snapshot(*routes, self.finished, self.gained, self.fenced))
+        return wire.pack(Snapshot(*routes, list(self.finished), self.gained, list(self.fenced)))
 
     def restore(self, blob: bytes) -> None:
         """Become what a snapshot describes."""
         snapshot = wire.unpack(blob, Snapshot)
         self.table.owners.restore(snapshot.owners)
         self.table.epochs.restore(snapshot.epochs)
-        self.finished, self.gained, self.fenced = snapshot.finished, snapshot.gained, snapshot.fenced
+        self.finished, self.fenced = dict.fromkeys(snapshot.finished), dict.fromkeys(snapshot.fenced)
+        self.gained = snapshot.gained
+
+
+def _remember(known: dict[str, None], id: str) -> None:
+    """Note a move as the last one, and forget the first if there are too many."""
+    known[id] = None
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]

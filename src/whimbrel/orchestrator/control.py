@@ -21,6 +21,7 @@ from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Unavailable, U
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
+from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
 from whimbrel.log.folder import Logs
@@ -64,7 +65,7 @@ class Control:
         """Relocations that a restoration has ended, and whose instances have been started since."""
         self.accept_loss: set[str] = set()
         """Instances that may begin anew, once, should their checkpoint be gone."""
-        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores)
+        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores, self._is_left_behind)
         self.stages: dict[str, StageControl] = {}
         for stage, shape in shapes.items():
             engaged = partial(self.orchestrator.engaged, stage)
@@ -199,7 +200,7 @@ class Control:
             raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
         self.check_alive(at)
         here, owners = control.instances.at(at), control.coordinator.table.owners
-        for migration in list(control.coordinator.migrations.values()):
+        for migration in list(control.coordinator.open.values()):
             if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
                 raise Conflict(
                     f"migration {migration.move.id} ({migration.phase}) moves keys to or from {at}, "
@@ -356,7 +357,7 @@ class Control:
         moving = any(
             not migration.is_over and not migration.is_standby
             for control in self.stages.values()
-            for migration in list(control.coordinator.migrations.values())
+            for migration in list(control.coordinator.open.values())
         )
         # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
         return (
@@ -429,14 +430,20 @@ class Control:
         for stage in self.stages.values():
             for one in list(stage.coordinator.migrations.values()):
                 instance = one.move.source
-                ended = one.move.protocol == "restart" and one.ended_by and one.move.id not in self._revived
-                if ended and instance in stage.coordinator.sites:
+                if self._is_left_behind(one) and instance in stage.coordinator.sites:
                     home = stage.coordinator.sites[instance]
                     for other in {one.from_site, one.to_site} - {home}:
                         self.sites[other].stop(instance)
                     with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
                         self.sites[home].start(instance, wait=False)
                     self._revived.add(one.move.id)
+        if self._revived:
+            self._revived &= {id for stage in self.stages.values() for id in list(stage.coordinator.migrations)}
+
+    def _is_left_behind(self, migration: Migration) -> bool:
+        """Whether `restart` may have left an instance stopped, because a restoration has ended it."""
+        restarted = migration.move.protocol == "restart" and bool(migration.ended_by)
+        return restarted and migration.move.id not in self._revived
 
     def _do_chores(self) -> None:
         self.tell_places()

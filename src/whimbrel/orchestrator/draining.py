@@ -37,7 +37,7 @@ def drained(
     if control.is_dead(site):
         raise Unavailable(f"site {site} is dead, and cannot give its keys by {protocol}; use protocol='restore'")
     for stage in stages:
-        for migration in list(stage.coordinator.migrations.values()):
+        for migration in list(stage.coordinator.open.values()):
             if not migration.is_over and migration.to_site == site:
                 raise Conflict(
                     f"migration {migration.move.id} ({migration.phase}) brings keys to {site}; wait for it or abort it"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +27,9 @@ from whimbrel.log.private import make_file, make_folder
 
 JOURNAL, GATEWAY_JOURNAL = "journal.db", "gateway.db"
 """What the files are called in a data directory."""
-FORMAT = 2
+FORMAT = 3
+ANSWERS = 10_000
+"""How many answered requests are remembered: the last ones."""
 GROWTH, FLOOR = 4, 256 << 10
 """What was noted of keys is written anew when notes since the last time have so many times its size, and this size."""
 WAIT = 10.0
@@ -118,7 +120,14 @@ class Journal(_File):
         ]
         if answer is not None:
             statements.append(("INSERT OR REPLACE INTO requests VALUES (?, ?)", answer))
+            oldest = "(SELECT max(rowid) FROM requests) - ?"
+            statements.append((f"DELETE FROM requests WHERE rowid <= {oldest}", (ANSWERS,)))
         self._execute(*statements)
+
+    def retire(self, gone: Sequence[Migration], name: str, blob: bytes) -> None:
+        """Forget migrations, and replace a snapshot with what is left of them: both, or neither."""
+        statements: list[Statement] = [("DELETE FROM migrations WHERE id = ?", (one.move.id,)) for one in gone]
+        self._execute(*statements, (_SNAPSHOT, (name, blob)))
 
     def answer(self, request: str) -> bytes | None:
         """What was answered to a request of that name."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Stop, Unavailable, Unstarted
+from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Stop, Unavailable, UnknownName, Unstarted
 from whimbrel.core.keys import EVERY_BIN, Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import (
@@ -38,6 +38,7 @@ from whimbrel.core.record import Kind, Move, Rejected, Report, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.log import codec
 from whimbrel.log.kept import kept
+from whimbrel.orchestrator import retention
 from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orders import Request
 from whimbrel.orchestrator.ports import GatewayPort, SitePort
@@ -84,8 +85,11 @@ class Orchestrator:
         gateway: GatewayPort,
         clock_us: Callable[[], int],
         chores: Callable[[], None] = lambda: None,
+        needs: Callable[[Migration], bool] = lambda migration: False,
     ) -> None:
-        """`chores`: what else there is to do, several times a second."""
+        """`chores`: what else there is to do, several times a second. `needs`: whether a migration that is over must be
+        known to do it."""
+        self._needs = needs
         self.journal, self.sites, self.gateway, self.now_us, self._chores = journal, sites, gateway, clock_us, chores
         self.stages: dict[str, Coordinator] = {}
         self.error: Exception | None = None
@@ -110,6 +114,7 @@ class Orchestrator:
     def recover(self) -> None:
         """Take in what the journal knows, and say again what may not have been heard."""
         with self._changed:
+            retention.resume(self.journal, self.stages.values())
             for migration in self.journal.migrations():
                 self._queue(migration, self.stages[migration.move.stage].adopt(migration))
                 self._note_deadline(migration, migration.left_s(self.now_us()))
@@ -183,14 +188,15 @@ class Orchestrator:
                     self.journal.write(*ended, *planned, answer=answer)
             except BaseException:  # what is not journalled has not happened
                 for migration in planned:
-                    self.stages[migration.move.stage].migrations.pop(migration.move.id, None)
-                self._put_back(before)
+                    self.stages[migration.move.stage].withdraw(migration)
+                for coordinator, table, changed in reversed(before):
+                    coordinator.put_back(table, changed)
                 raise
             for migration, todo in zip(planned, commands, strict=True):
                 self._note_deadline(migration, deadline)
                 self._queue(migration, todo)
-            for stage in {migration.move.stage for migration in planned}:
-                self._tell_due(stage)
+            for order in orders:
+                self._tell_due(order.stage)
             return ids
 
     def _remember(self, planned: Sequence[Migration]) -> list[tuple[Coordinator, RouteTable, list[Migration]]]:
@@ -202,15 +208,9 @@ class Orchestrator:
                 found.append((coordinator, *copy.deepcopy((coordinator.table, coordinator.ended_by(migration)))))
         return found
 
-    def _put_back(self, before: list[tuple[Coordinator, RouteTable, list[Migration]]]) -> None:
-        for coordinator, table, ended in reversed(before):
-            coordinator.table = table
-            for migration in ended:
-                machine.become(coordinator.migrations[migration.move.id], migration)
-
     def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:
         """The migrations of some orders. Changes nothing; raises if one cannot be done."""
-        number = sum(len(coordinator.migrations) for coordinator in self.stages.values()) + 1
+        number = sum(len(one.migrations) + one.retired.count for one in self.stages.values()) + 1
         planned: list[Migration] = []
         for order in orders:
             coordinator, id = self.stages[order.stage], f"m{number + len(planned)}"
@@ -227,9 +227,10 @@ class Orchestrator:
 
     def hear(self, stage: str, notice: Report) -> None:
         """A notice of an instance."""
-        if isinstance(notice, Rejected | Unreadable) and notice.move not in self.stages[stage].migrations:
-            return  # what was refused did not even know where it belongs
-        self.tell(stage, notice.move, notice)
+        with self._changed:
+            one = self.stages[stage]
+            if notice.move in one.migrations or not (one.retired.count or isinstance(notice, Rejected | Unreadable)):
+                self.tell(stage, notice.move, notice)  # else it is forgotten; or what was refused did not know its own
 
     def tell(self, stage: str, id: str, event: Event) -> None:
         """Tell a migration an event: journal what it means, then let it be done."""
@@ -262,7 +263,10 @@ class Orchestrator:
     def migration(self, stage: str, id: str) -> Migration:
         """One migration, as it is now."""
         with self._changed:
-            return self.stages[stage].migrations[id]
+            found = self.stages[stage].migrations
+            if id not in found:
+                raise UnknownName("migration", id, list(found))
+            return found[id]
 
     def engaged(self, stage: str) -> tuple[set[str], set[str]]:
         """Which instances take part in a migration, and which own keys, at one moment."""
@@ -278,14 +282,15 @@ class Orchestrator:
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nobody else may start it."""
         with self._changed:
-            migrations = self.stages[stage].migrations.values()
-            return any(m.move.protocol == "restart" and m.move.source == instance and not m.is_over for m in migrations)
+            found = self.stages[stage].open.values()
+            return any(m.move.protocol == "restart" and m.move.source == instance and not m.is_over for m in found)
 
     def wait(self, stage: str, ids: list[str], timeout: float | None, *, warm: bool = False) -> bool:
         """Until all of these are over, or warm standbys; False if the time ran out first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while not all(m.is_over or (warm and m.is_standby) for m in (self.migration(stage, id) for id in ids)):
+            found = self.stages[stage].open  # one that is forgotten was over
+            while any(not (m.is_over or (warm and m.is_standby)) for m in (found[id] for id in ids if id in found)):
                 if self.error is not None:
                     raise self.error
                 left = None if deadline is None else deadline - time.monotonic()
@@ -385,7 +390,7 @@ class Orchestrator:
 
     def _watch(self) -> None:
         while not self._stopping.wait(PERIOD):
-            for duty in (self._check_due, self._check_deadlines, self._check_instances, self._chores):
+            for duty in (self._check_due, self._check_deadlines, self._check_instances, self._retire, self._chores):
                 try:
                     duty()
                 except Retry:  # somebody is not there now
@@ -401,6 +406,16 @@ class Orchestrator:
         with self._changed:
             for stage in list(self._overdue):
                 self._tell_due(stage)
+
+    def _retire(self) -> None:
+        """Forget the oldest of many migrations that are over."""
+        with self._changed:
+            for coordinator in self.stages.values():
+                self.spoilt -= retention.retire(self.journal, coordinator, self._is_needed)
+
+    def _is_needed(self, migration: Migration) -> bool:
+        place = migration.move.stage, migration.move.id
+        return place in self._deadlines or self._workers.has(place) or self._needs(migration)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -430,6 +445,6 @@ class Orchestrator:
 
     def _abandon(self, concerned: Callable[[Move, tuple[str, str]], bool], reason: str) -> None:
         for stage, coordinator in self.stages.items():
-            for migration in list(coordinator.migrations.values()):
+            for migration in list(coordinator.open.values()):
                 if not migration.is_over and concerned(migration.move, (migration.from_site, migration.to_site)):
                     self.tell(stage, migration.move.id, Abandoned(reason))

@@ -63,7 +63,7 @@ class Policy:
     def _missing(self, stage: StageControl, gone: Collection[str], stale: Collection[str]) -> list[str]:
         coordinator = stage.coordinator
         away = [name for name, site in list(coordinator.sites.items()) if site in gone or name in stale]
-        away += [one.move.source for one in list(coordinator.migrations.values()) if _is_stuck(one, gone)]
+        away += [one.move.source for one in list(coordinator.open.values()) if _is_stuck(one, gone)]
         dead = [name for name in away if coordinator.hangs_on(name)]
         found = dict.fromkeys([*dead, *coordinator.interrupted()])
         return [name for name in found if all(one.is_over for one in self._attempts(stage, name))]
@@ -71,9 +71,8 @@ class Policy:
     def _attempts(self, stage: StageControl, lost: str) -> list[Migration]:
         """The attempts to restore it since it was last restored."""
         found: list[Migration] = []
-        for one in list(stage.coordinator.migrations.values()):
-            if one.move.protocol == "restore" and one.move.source == lost:
-                found = [] if one.phase == DONE else [*found, one]
+        for one in stage.coordinator.restorations(lost):
+            found = [] if one.phase == DONE else [*found, one]
         return found
 
     def _restore(self, stage: StageControl, lost: str, sites: Sequence[str]) -> None:

@@ -79,6 +79,10 @@ class Workers:
         """Whether everything that was added is done."""
         return not self._queues
 
+    def has(self, place: Place) -> bool:
+        """Whether something is to be done for a migration."""
+        return place in self._queues
+
     @property
     def waiting(self) -> dict[Place, str]:
         """By migration: why its next command has to be repeated."""

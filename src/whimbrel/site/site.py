@@ -20,6 +20,7 @@ import re
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ OVERLOADED = ("failed to connect back", "exited unexpectedly")
 """What Spark says of a Python worker then."""
 COPIED = "copied.json"
 """In a checkpoint that was copied here: up to which batch it went then."""
+PAST = 10_000
+"""How many batch times of queries that have ended are remembered."""
 CALM = 60.0
 """Seconds after which a query that was started on a disk with room is believed, though it had no batch to do."""
 
@@ -87,7 +90,7 @@ class Site:
         self._copying: dict[str, threading.Lock] = {}
         self._deaths: dict[str, list[float]] = {}
         self._awaited: set[str] = set()
-        self._past: list[float] = []
+        self._past: deque[float] = deque(maxlen=PAST)
         self._changing = threading.RLock()
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._watch_all, name=f"site-{name}", daemon=True)
@@ -355,7 +358,7 @@ class Site:
 
     def batches(self) -> list[float]:
         """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
-        return self._past + [ms for query in list(self.queries.values()) for ms in query.progress]
+        return [*self._past, *(ms for query in list(self.queries.values()) for ms in query.progress)]
 
 
 def _gist(error: Exception) -> str:

@@ -37,6 +37,8 @@ from whimbrel.core.record import (
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
+MOST_LINES = 1_000
+"""Of a story."""
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,7 +277,7 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
         story = [f"{line.phase}: {line.event}" for line in migration.story]
         raise UnknownEvent(migration.phase, type(event).__name__, story)
     phase, commands = rule(migration, event)
-    migration.story.append(Line(migration.phase, _tell(event), now_us))
+    _note(migration, _tell(event), now_us)
     migration.phase = phase
     return commands
 
@@ -302,7 +304,7 @@ def end(migration: Migration, restoration: str, now_us: int = 0) -> None:
     """An instance that the migration needs is lost, and a restoration takes its keys: it is aborted in any phase."""
     if not migration.is_over:
         migration.reason = f"{restoration} restores its keys"
-        migration.story.append(Line(migration.phase, f"Ended: {migration.reason}", now_us))
+        _note(migration, f"Ended: {migration.reason}", now_us)
         migration.phase, migration.ended_by = ABORTED, restoration
 
 
@@ -370,6 +372,18 @@ def hold_up(migration: Migration, event: Rejected) -> Answer:
 def stay(migration: Migration, event: Any) -> Answer:
     """The rule for an event that changes nothing: it came twice, or late."""
     return migration.phase, []
+
+
+def _note(migration: Migration, told: str, now_us: int) -> None:
+    """Add a line to a story. What comes again and again, like a refusal at each start of a site, does not make it
+    longer than `MOST_LINES`: then one goes out of the middle, but none that ends a phase."""
+    story = migration.story
+    story.append(Line(migration.phase, told, now_us))
+    if len(story) > MOST_LINES:
+        later = range(MOST_LINES // 2, len(story) - 1)
+        within = next((place for place in later if story[place].phase == story[place + 1].phase), None)
+        if within is not None:
+            del story[within]
 
 
 def _tell(event: Event) -> str:

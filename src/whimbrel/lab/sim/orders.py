@@ -24,6 +24,7 @@ from whimbrel.core.protocols.machine import (
 from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Kind, Post
 from whimbrel.core.restoration import loads
+from whimbrel.core.retired import Retired, retirement
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
 from whimbrel.lab.sim.actors import Actor
 from whimbrel.log.contract import Lane
@@ -57,6 +58,12 @@ class CoordinatorActor(Actor):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.journal: dict[str, bytes] = {}
+        self.retired = wire.pack(Retired())
+        """What the journal has of migrations that are forgotten."""
+        self.past: list[Migration] = []
+        """Those; the orchestrator has no such thing, the checks have."""
+        self.kept = world.seed % 3
+        """How many that are over are remembered."""
         self.wanted = world.random.randint(1, 4)
         self.ordered = self.asked = 0
         self.only: str | None = None
@@ -74,18 +81,33 @@ class CoordinatorActor(Actor):
         world = self.world
         self.coordinator = Coordinator("stage", RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
         self.todo = []
+        self.coordinator.resume(wire.unpack(self.retired, Retired))
         for blob in self.journal.values():
             migration = wire.unpack(blob, Migration)
             self._queue(migration, self.coordinator.adopt(migration))
         self._tell_due()
 
     def hear(self, id: str, event: machine.Event) -> None:
-        """An event: journal what it means, then let it be done."""
+        """An event: journal what it means, then let it be done. It may come too late: the migration is forgotten."""
+        if id not in self.coordinator.migrations and any(one.move.id == id for one in self.past):
+            return
         commands = self.coordinator.handle(id, event, self.world.now_us)
         migration = self.coordinator.migrations[id]
         self.journal[id] = wire.pack(migration)
         self._queue(migration, commands)
         self._tell_due()
+
+    def _retire(self) -> None:
+        """Forget what is over and nobody needs; what is left of it is written with that."""
+        busy = {id for id, _ in self.todo}
+        gone, retired = retirement(self.coordinator, self.kept, is_needed=lambda one: one.move.id in busy)
+        if gone:
+            self.retired = wire.pack(retired)
+            for migration in gone:
+                del self.journal[migration.move.id]
+            self.past += gone
+            self.world.tally["migrations forgotten"] += len(gone)
+            self.coordinator.retire(gone, wire.unpack(self.retired, Retired))
 
     def _tell_due(self) -> None:
         due = self.coordinator.due()
@@ -106,9 +128,10 @@ class CoordinatorActor(Actor):
                 self.todo.insert(0, (id, command))
             self.world.maybe_die(0.02)
             return True
+        self._retire()
         if self._restore():
             return True
-        open_ones = [m for m in self.coordinator.migrations.values() if not m.is_over]
+        open_ones = [m for m in self.coordinator.open.values() if not m.is_over]
         standbys = [m for m in open_ones if m.is_standby]
         if standbys and rng.random() < 0.2:
             self.hear(rng.choice(standbys).move.id, Takeover())

@@ -54,6 +54,7 @@ class World:
     """Everything there is, and what happens next."""
 
     def __init__(self, seed: int, protocol: str, *, chaos: float = 1.0) -> None:
+        self.seed = seed
         self.random = random.Random(f"whimbrel/{seed}/{protocol}")
         self.protocol, self.chaos = protocol, chaos
         self.now = 0.0
