@@ -27,7 +27,7 @@ from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import EmbeddedLog, chunks, codec
 from whimbrel.log.contract import Entry, Lane, Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.orchestrator.stage import KnownKeys
+from whimbrel.orchestrator.known_keys import KnownKeys
 
 SCHEMA = parse_schema("n long")
 KEYS = ["a", "b", "c", "d"]

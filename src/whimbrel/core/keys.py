@@ -76,7 +76,8 @@ class KeyMap(Generic[V]):
         self.by_bin: list[V] = [default] * BINS
         self.by_key: dict[str, V] = {}
         self.changes = 0
-        """How often something was put: who keeps what it has dumped asks whether to do so again."""
+        """Grows when something is put, before and behind that: who keeps what it has made of this asks whether to do so
+        again, and another thread that looks in between will."""
 
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
@@ -95,6 +96,7 @@ class KeyMap(Generic[V]):
         for key in selection.keys:
             if part_of(bin_of(key), parts) == part:
                 self.by_key[key] = value
+        self.changes += 1
 
     def lift(self: KeyMap[int], selection: Selection, least: int, part: int = 0, parts: int = 1) -> None:
         """Give every selected key of one part at least this value, and leave every other key as it is."""
@@ -113,6 +115,7 @@ class KeyMap(Generic[V]):
         for key in selection.keys:
             if part_of(bin_of(key), parts) == part:
                 self.by_key[key] = max(self[key], least)
+        self.changes += 1
 
     def values(self, selection: Selection | None = None) -> set[V]:
         """The values that selected keys have, or any keys."""

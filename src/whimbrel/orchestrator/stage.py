@@ -6,7 +6,6 @@ known keys, and how far inboxes have been read.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,17 +14,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from whimbrel.core import balance, wire
+from whimbrel.core import balance
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.link import Link
 from whimbrel.core.protocols.auto import Limits, Situation, choose
-from whimbrel.log.chunks import chunked
-from whimbrel.log.contract import Log
 from whimbrel.log.folder import Logs
 from whimbrel.log.readers import is_drained
 from whimbrel.orchestrator.instances import Instances
+from whimbrel.orchestrator.known_keys import KnownKeys
 from whimbrel.orchestrator.orchestrator import RestoreOrder
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.site.links import Pair
@@ -33,25 +31,6 @@ from whimbrel.site.status import InstanceStatus
 
 BUDGET, LEAST_BUDGET = 8 << 20, 16 << 10
 """Bytes of state that each part ships in a batch at most, unless told; and how many on the slowest link."""
-
-
-class KnownKeys:
-    """Every key that has ever come to a stage, in the order of their first records: read from the gateway's log."""
-
-    def __init__(self, log: Log) -> None:
-        self._log, self._read = log, 0
-        self._keys: dict[str, None] = {}
-        self._lock = threading.Lock()
-
-    def now(self) -> dict[str, None]:
-        """As it is now. Not to be changed."""
-        with self._lock:
-            more: dict[str, None] = {}
-            for entry in chunked(self._log, self._read):
-                more |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
-                self._read = entry.position + 1
-            self._keys = self._keys | more if more else self._keys
-            return self._keys
 
 
 class Shape(NamedTuple):
@@ -138,8 +117,7 @@ class StageControl:
 
     def counts(self) -> Counter[str]:
         """By instance: how many of the known keys it has."""
-        owners = self.coordinator.table.owners
-        return Counter(owners[key] for key in self.keys.now())
+        return self.keys.counts(self.coordinator.table)
 
     def status(self, flow: FlowStatus) -> dict[str, Any]:
         """How the stage is, as plain data. `flow`: how records flow through it."""
@@ -180,9 +158,9 @@ class StageControl:
             raise Refused("give keys, or bins, or a share: one of them")
         if keys is not None:
             wanted = frozenset(map(str, [keys] if isinstance(keys, str) else keys))
-            unknown = sorted(wanted - self.keys.now().keys())
+            unknown = self.keys.unknown(wanted)
             if unknown:
-                raise UnknownName("key", unknown[0], list(self.keys.now())[:10])
+                raise UnknownName("key", unknown[0], self.keys.now()[:10])
             return Selection(keys=wanted)
         if bins is not None:
             numbers = frozenset(bins)
@@ -198,7 +176,7 @@ class StageControl:
         whole = Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
         if share is None:
             return whole
-        return balance.select(_prefix(balance.weigh(whole, list(self.keys.now())), share), whole)
+        return balance.select(_prefix(balance.weigh(whole, self.keys.now()), share), whole)
 
     def sources(self, selection: Selection, to: str) -> list[str]:
         """Who must give some of a selection that shall be at a site."""
@@ -262,7 +240,7 @@ class StageControl:
     def _pairs(
         self, among: Mapping[str, Selection | None], to: Sequence[str], plan: Callable[..., balance.Transfers]
     ) -> list[tuple[Selection, str]]:
-        known, owners = list(self.keys.now()), self.coordinator.table.owners
+        known, owners = self.keys.now(), self.coordinator.table.owners
         parts = {name: owners.select(name, within) for name, within in among.items()}
         transfers = plan({name: balance.weigh(part, known) for name, part in parts.items()}, to)
         return [(balance.select(units, parts[source]), name) for (source, name), units in sorted(transfers.items())]
@@ -274,7 +252,8 @@ class StageControl:
         if not sources:
             return None, "live", []
         parts = {name: owners.select(name, selection) for name in sources}
-        moving = {name: sum(1 for key in self.keys.now() if key in part) for name, part in parts.items()}
+        known = self.keys.now()
+        moving = {name: sum(1 for key in known if key in part) for name, part in parts.items()}
         there = self.instances.at(to)
         pairs = [(parts[name], other) for name in sources for other in there]
         standbys = [found for pair in pairs if (found := self.coordinator.standby(*pair)) is not None]
