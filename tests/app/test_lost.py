@@ -69,7 +69,7 @@ class House:
         self.stage = self.control.stages["sum"]
         self.hands = {name: Hand(self.logs, name) for name in self.stage.coordinator.sites}
         self.control.orchestrator.start()
-        self.control.tell_places()
+        self.control.chores.tell_places()
         self.role.start()
 
     def site(self) -> Any:

@@ -11,7 +11,7 @@ from whimbrel.core.errors import Conflict, Refused, Unavailable
 from whimbrel.deploy import deployment
 from whimbrel.deploy.deployment import Deployment, agreed, load_job
 from whimbrel.log.lock import lock_all, lock_role
-from whimbrel.orchestrator.control import claim_directory
+from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import Journal
 from whimbrel.rpc.access import make_token
 

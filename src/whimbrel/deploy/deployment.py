@@ -17,7 +17,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS
-from whimbrel.orchestrator.control import check_directory
+from whimbrel.orchestrator.directory import check_directory
 from whimbrel.orchestrator.journal import JOURNAL, Journal, JournalReader
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY

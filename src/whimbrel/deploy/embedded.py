@@ -34,7 +34,8 @@ from whimbrel.log.folder import Logs
 from whimbrel.log.kept import kept
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import make_folder
-from whimbrel.orchestrator.control import Control, claim_directory
+from whimbrel.orchestrator.control import Control
+from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
@@ -113,7 +114,8 @@ class App(Control):
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, self.clock_us, links)
-        self._stopped, self._has_store, self.accept_loss = False, store is not None, set(accept_loss)
+        self._stopped, self._has_store = False, store is not None
+        self.chores.accept_loss.update(accept_loss)
         self._servers: list[ApiServer] = []
 
     @staticmethod
@@ -134,7 +136,7 @@ class App(Control):
 
     def _start(self) -> None:
         self.orchestrator.recover()
-        self.tell_places()
+        self.chores.tell_places()
         self.links.start()
         self.gateway.start()
         for name, site in self.sites.items():
@@ -154,8 +156,8 @@ class App(Control):
         try:
             site.start(instance, wait=False, anew=False)
         except Stale:
-            if instance in self.accept_loss:
-                self.renew(instance)
+            if instance in self.chores.accept_loss:
+                self.chores.renew(instance)
             elif not self._has_store and self.stages[stage_of(instance)].coordinator.hangs_on(instance):
                 raise
 

@@ -25,7 +25,8 @@ from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import replace_text
-from whimbrel.orchestrator.control import Control, claim_directory
+from whimbrel.orchestrator.control import Control
+from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import JOURNAL, Journal
 from whimbrel.orchestrator.policy import Policy
 from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat, check_caller
@@ -89,7 +90,7 @@ class RemoteControl(Control):
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
         super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
-        self.accept_loss = set(accept_loss)
+        self.chores.accept_loss.update(accept_loss)
         if restores and deployment.store is not None:
             self.policy = Policy(self, restore_to or None, App.clock_us)
 
@@ -133,7 +134,7 @@ class RemoteControl(Control):
         """Greet new lives, and stop what runs where it must not."""
         if self.gateway.peer.life != self._greeted.get(""):
             self._greeted[""] = self.gateway.peer.life
-            self.forget_told("")
+            self.chores.forget_told("")
         for name, site in self.sites.items():
             with suppress(Retry):  # it is not there now: again in a moment
                 if site.peer.life is not None and site.peer.life != self._greeted.get(name):
@@ -156,13 +157,13 @@ class RemoteControl(Control):
         if self.policy is not None:
             states = {name: site.peer.state for name, site in self.sites.items()}
             gone = [name for name, site in self.sites.items() if site.peer.is_gone]
-            self.policy.look(gone, [name for name, state in states.items() if state == "alive"], self.stale())
+            self.policy.look(gone, [name for name, state in states.items() if state == "alive"], self.chores.stale())
         self._looked = time.monotonic()
 
     def _greet(self, name: str, site: RemoteSite) -> None:
         life = site.peer.life
-        self.forget_told(name)
-        self.tell_places()
+        self.chores.forget_told(name)
+        self.chores.tell_places()
         with site.starting:
             for instance in self.instances_at(name):
                 with suppress(Stale):  # the site reports it

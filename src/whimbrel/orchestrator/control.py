@@ -5,30 +5,26 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Conflict, Refused, Retry, Stale, Unavailable, UnknownName
+from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
-from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
 from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.chores import Chores
 from whimbrel.orchestrator.draining import detached, drained
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.instances import Instances
-from whimbrel.orchestrator.journal import Journal, JournalReader
+from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
 from whimbrel.orchestrator.orders import Request
 from whimbrel.orchestrator.plan import read_plan
@@ -57,19 +53,12 @@ class Control:
         self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
         self.sites = sites
         self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
-        self._placing = threading.Lock()
-        self._told: dict[str, dict[str, str]] = {}
-        """By site, and the gateway as the empty name: the places it was last told."""
-        self._cleared = False
-        self._revived: set[str] = set()
-        """Relocations that a restoration has ended, and whose instances have been started since."""
-        self.accept_loss: set[str] = set()
-        """Instances that may begin anew, once, should their checkpoint be gone."""
-        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self._do_chores, self._is_left_behind)
         self.stages: dict[str, StageControl] = {}
+        self.chores = Chores(self.stages, sites, gateway, logs, data)
+        self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self.chores.do, self.chores.is_left_behind)
         for stage, shape in shapes.items():
             engaged = partial(self.orchestrator.engaged, stage)
-            instances = Instances(stage, journal, sites, engaged, self.tell_places)
+            instances = Instances(stage, journal, sites, engaged, self.chores.tell_places)
             first = RouteTable(next(iter(instances.sites)))
             coordinator = Coordinator(stage, first, instances.sites, frozenset({router_of(stage)}))
             self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
@@ -380,122 +369,10 @@ class Control:
             if not self.orchestrator.is_relocating(stage, name)
         ]
 
-    def tell_places(self) -> None:
-        """Tell everybody where the instances are, who has not heard it. Who cannot be reached is told later."""
-        with self._placing:
-            places = {
-                name: site for one in list(self.stages.values()) for name, site in [*one.coordinator.sites.items()]
-            }
-            for site, port in self.sites.items():
-                self._tell_places(site, places, partial(port.place, places))
-            self._tell_places("", places, self._place_stages)
-
-    def _tell_places(self, who: str, places: dict[str, str], tell: Callable[[], None]) -> None:
-        if self._told.get(who) != places:
-            try:
-                tell()
-                self._told[who] = places
-            except Retry:
-                self._told.pop(who, None)
-
-    def _place_stages(self) -> None:
-        for stage, control in self.stages.items():
-            self._reach.gateway.place(stage, list(control.coordinator.sites))
-
-    def forget_told(self, who: str) -> None:
-        """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
-        self._told.pop(who, None)
-
-    def renew(self, instance: str) -> None:
-        """Let an instance begin anew whose checkpoint is gone, without the state of its keys."""
-        stage = next(one for one in self.stages.values() if instance in one.coordinator.sites)
-        self.sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
-        self.accept_loss.discard(instance)
-
-    def stale(self) -> list[str]:
-        """Instances whose checkpoint does not fit their logs, as their sites last said."""
-        # Looked for several times a second: a whole status is asked for only where something fails.
-        return [name for site in self.sites.values() if site.failed() for name in site.status().stale]
-
-    def _renew_stale(self) -> None:
-        """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
-        stale = set(self.stale())
-        for stage in self.stages.values():
-            for name in stale & {*stage.coordinator.sites}:
-                if name in self.accept_loss or not stage.coordinator.hangs_on(name):
-                    self.renew(name)
-
-    def _start_left_behind(self) -> None:
-        """What `restart` had stopped when a restoration took its keys runs where it belongs, with nothing."""
-        for stage in self.stages.values():
-            for one in list(stage.coordinator.migrations.values()):
-                instance = one.move.source
-                if self._is_left_behind(one) and instance in stage.coordinator.sites:
-                    home = stage.coordinator.sites[instance]
-                    for other in {one.from_site, one.to_site} - {home}:
-                        self.sites[other].stop(instance)
-                    with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
-                        self.sites[home].start(instance, wait=False)
-                    self._revived.add(one.move.id)
-        if self._revived:
-            self._revived &= {id for stage in self.stages.values() for id in list(stage.coordinator.migrations)}
-
-    def _is_left_behind(self, migration: Migration) -> bool:
-        """Whether `restart` may have left an instance stopped, because a restoration has ended it."""
-        restarted = migration.move.protocol == "restart" and bool(migration.ended_by)
-        return restarted and migration.move.id not in self._revived
-
-    def _do_chores(self) -> None:
-        self.tell_places()
-        self._renew_stale()
-        self._start_left_behind()
-        if "" in self._told:
-            self._clear()
-            for control in self.stages.values():
-                control.see_off()
-
-    def _clear(self) -> None:
-        """Once, when nobody looks there any more: remove what instances have left behind that had left before."""
-        if not self._cleared:
-            self._cleared = True
-            for instance in [name for control in self.stages.values() for name in control.instances.past]:
-                self.logs.remove(instance)
-                for site in self.sites:
-                    shutil.rmtree(self.data / "sites" / site / instance, ignore_errors=True)
-
 
 def router_of(stage: str) -> str:
     """The name of the router into a stage."""
     return f"gateway-{stage}"
-
-
-def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
-    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
-    check_directory(data, journal, pipeline, stages, sites)
-    journal.save("pipeline", _belonging(pipeline, stages))
-
-
-def check_directory(
-    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
-) -> None:
-    """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
-    to it, not taken away."""
-    found = journal.load("pipeline")
-    if found is not None and found != _belonging(pipeline, stages):
-        other = wire.unpack(found, dict[str, Any])
-        raise Refused(
-            f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
-            f"not to {pipeline!r} with {stages}; choose another directory"
-        )
-    for stage in stages:
-        placed = journal.load(f"instances/{stage}")
-        gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
-        if gone:
-            raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
-
-
-def _belonging(pipeline: str, stages: Sequence[str]) -> bytes:
-    return wire.pack({"pipeline": pipeline, "stages": stages})
 
 
 def _limits(options: dict[str, Any]) -> Limits:

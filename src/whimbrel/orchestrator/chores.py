@@ -1,0 +1,124 @@
+"""What an orchestrator does again and again, whatever was ordered: who must know where the instances are hears it, and
+instances that come, go or are left behind are started, stopped and cleared away."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from whimbrel.core.errors import Retry, Stale
+from whimbrel.core.protocols.machine import Migration
+from whimbrel.log.folder import Logs
+from whimbrel.orchestrator.ports import GatewayPort, SitePort
+from whimbrel.orchestrator.stage import StageControl
+
+
+class Chores:
+    """The chores of one pipeline. Calls may come from several threads."""
+
+    def __init__(
+        self,
+        stages: Mapping[str, StageControl],
+        sites: Mapping[str, SitePort],
+        gateway: GatewayPort,
+        logs: Logs,
+        data: Path,
+    ) -> None:
+        """`stages` may be filled later."""
+        self._stages, self._sites, self._gateway, self._logs, self._data = stages, sites, gateway, logs, data
+        self._placing = threading.Lock()
+        self._told: dict[str, dict[str, str]] = {}
+        """By site, and the gateway as the empty name: the places it was last told."""
+        self._cleared = False
+        self._revived: set[str] = set()
+        """Relocations that a restoration has ended, and whose instances have been started since."""
+        self.accept_loss: set[str] = set()
+        """Instances that may begin anew, once, should their checkpoint be gone."""
+
+    def tell_places(self) -> None:
+        """Tell everybody where the instances are, who has not heard it. Who cannot be reached is told later."""
+        with self._placing:
+            places = {
+                name: site for one in list(self._stages.values()) for name, site in [*one.coordinator.sites.items()]
+            }
+            for site, port in self._sites.items():
+                self._tell_places(site, places, partial(port.place, places))
+            self._tell_places("", places, self._place_stages)
+
+    def _tell_places(self, who: str, places: dict[str, str], tell: Callable[[], None]) -> None:
+        if self._told.get(who) != places:
+            try:
+                tell()
+                self._told[who] = places
+            except Retry:
+                self._told.pop(who, None)
+
+    def _place_stages(self) -> None:
+        for stage, control in self._stages.items():
+            self._gateway.place(stage, list(control.coordinator.sites))
+
+    def forget_told(self, who: str) -> None:
+        """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
+        self._told.pop(who, None)
+
+    def renew(self, instance: str) -> None:
+        """Let an instance begin anew whose checkpoint is gone, without the state of its keys."""
+        stage = next(one for one in self._stages.values() if instance in one.coordinator.sites)
+        self._sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
+        self.accept_loss.discard(instance)
+
+    def stale(self) -> list[str]:
+        """Instances whose checkpoint does not fit their logs, as their sites last said."""
+        # Looked for several times a second: a whole status is asked for only where something fails.
+        return [name for site in self._sites.values() if site.failed() for name in site.status().stale]
+
+    def _renew_stale(self) -> None:
+        """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
+        stale = set(self.stale())
+        for stage in self._stages.values():
+            for name in stale & {*stage.coordinator.sites}:
+                if name in self.accept_loss or not stage.coordinator.hangs_on(name):
+                    self.renew(name)
+
+    def _start_left_behind(self) -> None:
+        """What `restart` had stopped when a restoration took its keys runs where it belongs, with nothing."""
+        for stage in self._stages.values():
+            for one in list(stage.coordinator.migrations.values()):
+                instance = one.move.source
+                if self.is_left_behind(one) and instance in stage.coordinator.sites:
+                    home = stage.coordinator.sites[instance]
+                    for other in {one.from_site, one.to_site} - {home}:
+                        self._sites[other].stop(instance)
+                    with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
+                        self._sites[home].start(instance, wait=False)
+                    self._revived.add(one.move.id)
+        if self._revived:
+            self._revived &= {id for stage in self._stages.values() for id in list(stage.coordinator.migrations)}
+
+    def is_left_behind(self, migration: Migration) -> bool:
+        """Whether `restart` may have left an instance stopped, because a restoration has ended it."""
+        restarted = migration.move.protocol == "restart" and bool(migration.ended_by)
+        return restarted and migration.move.id not in self._revived
+
+    def do(self) -> None:
+        """What is due now."""
+        self.tell_places()
+        self._renew_stale()
+        self._start_left_behind()
+        if "" in self._told:
+            self._clear()
+            for control in self._stages.values():
+                control.see_off()
+
+    def _clear(self) -> None:
+        """Once, when nobody looks there any more: remove what instances have left behind that had left before."""
+        if not self._cleared:
+            self._cleared = True
+            for instance in [name for control in self._stages.values() for name in control.instances.past]:
+                self._logs.remove(instance)
+                for site in self._sites:
+                    shutil.rmtree(self._data / "sites" / site / instance, ignore_errors=True)

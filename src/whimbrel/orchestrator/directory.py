@@ -1,0 +1,40 @@
+"""Whose data directory it is: that of one pipeline, and of the sites that its instances are at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Refused
+from whimbrel.orchestrator.journal import Journal, JournalReader
+
+
+def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
+    check_directory(data, journal, pipeline, stages, sites)
+    journal.save("pipeline", _belonging(pipeline, stages))
+
+
+def check_directory(
+    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+) -> None:
+    """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
+    to it, not taken away."""
+    found = journal.load("pipeline")
+    if found is not None and found != _belonging(pipeline, stages):
+        other = wire.unpack(found, dict[str, Any])
+        raise Refused(
+            f"{data} belongs to pipeline {other['pipeline']!r} with the stages {other['stages']}, "
+            f"not to {pipeline!r} with {stages}; choose another directory"
+        )
+    for stage in stages:
+        placed = journal.load(f"instances/{stage}")
+        gone = set(wire.unpack(placed, dict[str, str]).values()) - set(sites) if placed else set()
+        if gone:
+            raise Refused(f"{data} has instances at {', '.join(sorted(gone))}; name all its sites again")
+
+
+def _belonging(pipeline: str, stages: Sequence[str]) -> bytes:
+    return wire.pack({"pipeline": pipeline, "stages": stages})
