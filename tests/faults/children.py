@@ -54,12 +54,12 @@ class Child:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, line: str, timeout: float = 120.0) -> None:
+    def wait_for(self, line: str, timeout: float = 400.0) -> None:
         """Until it has said this."""
         until(lambda: line in self.lines or self.process.poll() is not None, f"{line!r}; {self.told()}", timeout)
         assert line in self.lines, f"ended without saying {line!r}; {self.told()}"
 
-    def end(self, timeout: float = 120.0) -> int:
+    def end(self, timeout: float = 400.0) -> int:
         """Wait for its end; return its exit status. Nothing it started may outlive it for long."""
         until(lambda: self.process.poll() is not None, f"the child's end; {self.told()}", timeout)
         self._reader.join(10)
