@@ -87,6 +87,11 @@ class CoordinatorActor(Actor):
             self._queue(migration, self.coordinator.adopt(migration))
         self._tell_due()
 
+    @property
+    def every(self) -> list[Migration]:
+        """All migrations that were ever ordered."""
+        return [*self.past, *self.coordinator.migrations.values()]
+
     def hear(self, id: str, event: machine.Event) -> None:
         """An event: journal what it means, then let it be done. It may come too late: the migration is forgotten."""
         if id not in self.coordinator.migrations and any(one.move.id == id for one in self.past):

@@ -57,7 +57,7 @@ def run_seed(protocol: str, seed: int) -> World:
         raise Violation("repeated otherwise", str(error)) from error
     except Exception as error:  # nothing that can happen here may raise anything
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
-    for migration in [*world.coordinator.past, *world.coordinator.coordinator.migrations.values()]:
+    for migration in world.coordinator.every:
         world.tally[f"migrations {migration.phase}"] += 1
         world.tally["restored"] += migration.move.protocol == "restore" and migration.phase == "done"
         world.tally["moves inside a site"] += migration.from_site == migration.to_site
