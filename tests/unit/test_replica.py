@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.unit.records import data, delivered, mark, move, notices, part, reloaded, switch, told
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
@@ -62,7 +64,7 @@ def test_a_budget_makes_the_copy_take_several_batches_and_a_restart_changes_noth
         assert len([post for post in out.posts if post.kind == Kind.REPLICA]) <= 1, "a piece a batch"
         said += notices(carried(out, standby))
     assert said == ["Warm"]
-    assert sorted(standby.table.replicas) == ["j", "k"]
+    assert standby.table.replicated(COPY.id) == ["j", "k"]
     assert not instance.table.stashed
     assert not standby.table.gathered
 
@@ -72,7 +74,7 @@ def test_copies_are_not_served() -> None:
     standby = part("b")
     standby.apply([announced(Kind.REPLICATE)])
     assert notices(carried(out, standby)) == ["Warm"]
-    assert (sorted(standby.table.replicas), standby.table.entries) == (["j", "k"], {})
+    assert (standby.table.replicated(COPY.id), standby.table.entries) == (["j", "k"], {})
     assert reloaded(standby).table.replicas == standby.table.replicas
 
 
@@ -135,3 +137,17 @@ def test_the_backlog_of_a_key_whose_copy_is_fresh_finds_it() -> None:
     out = instance.apply([data("k", 3, "late")])
     assert told(out) == []
     assert told(carried(out, standby)) == [("k", "x late")]
+
+
+def test_a_standby_that_a_restoration_ends_takes_no_copies_of_the_next_one() -> None:
+    """Copies come through the control lane, ahead of the DISCARD that an earlier restoration put between records."""
+    standby = part("b")
+    older = move("k", "j", id="m0", routing="switch", protocol="replicate", order="replica", source="lost")
+    standby.apply([announced(Kind.REPLICATE, older), announced(Kind.REPLICATE)])
+    _, out = source()
+    carried(out, standby)
+    restored = move("k", "j", id="m9", routing="replay", protocol="restore", destination="a")
+    restored = msgspec.structs.replace(restored, ends=frozenset({"m0"}), parties=frozenset({"b"}))
+    standby.apply([mark(Kind.DISCARD, restored, 1)])
+    assert (list(standby.moves.standbys), standby.table.replicated(COPY.id)) == ([COPY.id], ["j", "k"])
+    assert reloaded(standby).table.replicated(COPY.id) == ["j", "k"]

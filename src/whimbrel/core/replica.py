@@ -93,7 +93,7 @@ class Standby(Receiver, kw_only=True):
         """Copies have come."""
         for key, luggage in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
-                instance.table.keep_replica(key, luggage)
+                instance.table.keep_replica(self.move.id, key, luggage)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything once."""
@@ -109,6 +109,6 @@ class Standby(Receiver, kw_only=True):
 
     def clear(self, instance: Instance) -> None:
         """Forget the copies."""
-        for key in [key for key in instance.table.replicas if key in self.move.selection]:
-            instance.table.keep_replica(key, None)
+        for key in instance.table.replicated(self.move.id):
+            instance.table.keep_replica(self.move.id, key, None)
         instance.table.scatter(self.move.id)

@@ -220,8 +220,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
             luggage = reaching(instance, key, self.reach)
             if cutter.is_large(luggage):
                 cutter.key = key
-                reserve = self._reserve()
-                waited = partial(self._backlog, instance, key)
+                reserve, waited = self._reserve(), partial(self._backlog, instance, key)
                 left = self.parcels.send_cut(instance, move, luggage, room - reserve, out, waited, self.ticks)
                 room = left + reserve
             else:
@@ -371,7 +370,9 @@ class SwitchIn(Receiver, kw_only=True):
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = backlog.get(key, [])
             if older and self.schedule.copies:
-                instance.table.promote(key)  # the source has forgotten it: a copy of it is fresh, or it is new
+                instance.table.promote(
+                    self.move.id, key
+                )  # the source has forgotten it: a copy of it is fresh, or it is new
             if key in instance.table.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
                 self._open([key], instance, out)
@@ -385,9 +386,9 @@ class SwitchIn(Receiver, kw_only=True):
         self.parts = passed.parts
         self.passed.add(passed.part)
         stale = set(passed.stale)
-        for key in sorted(instance.table.replicas) if self.schedule.copies else ():
+        for key in instance.table.replicated(self.move.id) if self.schedule.copies else ():
             if self.takes(key) and self._part(key) == passed.part and key not in stale:
-                instance.table.promote(key)
+                instance.table.promote(self.move.id, key)
         here = [key for key in sorted(instance.table.entries) if self.takes(key) and self._part(key) == passed.part]
         for key in here if passed.ticks or self.ticks else ():
             catch_up(instance, key, [], passed.ticks, out, self.is_silent)
@@ -430,8 +431,7 @@ class SwitchIn(Receiver, kw_only=True):
         self.asked.update(needed)
         step = self._next_step(instance) if all(map(self._has_come, self.step)) else []
         if needed or step:
-            post = instance.post(self.move.source, Kind.FETCH, Fetch(self.move.id, needed, step))
-            out.posts.append(post)
+            out.posts.append(instance.post(self.move.source, Kind.FETCH, Fetch(self.move.id, needed, step)))
 
     def _has_come(self, unit: int) -> bool:
         return unit in self.units or (bool(self.parts) and part_of(unit % BINS, self.parts) in self.shipped)

@@ -44,7 +44,8 @@ class KeyTable:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, list[Record]] = {}
         self.replicas: dict[str, Luggage] = {}
-        """Copies of others' keys, if this is their standby."""
+        """By move and key: copies of others' keys, if this is their standby. Those of one move say nothing of another:
+        one standby may end while the next one, of the same keys, is being filled."""
         self.stashed: dict[str, Luggage] = {}
         """By move and key: large states that are leaving in pieces, as they were when the first piece left."""
         self.gathered: dict[str, list[bytes]] = {}
@@ -148,19 +149,24 @@ class KeyTable:
 
     # ── On its way through ───────────────────────────────────────────────────────────────────────────────────────
 
-    def keep_replica(self, key: str, luggage: Luggage | None) -> None:
+    def keep_replica(self, move: str, key: str, luggage: Luggage | None) -> None:
         """Keep a copy of a key that lives elsewhere, or forget it."""
-        self._delta.replicas[key] = luggage
+        place = f"{move} {key}"
+        self._delta.replicas[place] = luggage
         if luggage is None:
-            del self.replicas[key]
+            del self.replicas[place]
         else:
-            self.replicas[key] = luggage
+            self.replicas[place] = luggage
 
-    def promote(self, key: str) -> None:
+    def replicated(self, move: str) -> list[str]:
+        """The keys of which a standby has copies, in an order that depends on nothing but the keys."""
+        return sorted(place.removeprefix(f"{move} ") for place in self.replicas if place.startswith(f"{move} "))
+
+    def promote(self, move: str, key: str) -> None:
         """A key lives here now: its copy, if there is one, becomes its state."""
-        luggage = self.replicas.get(key)
+        luggage = self.replicas.get(f"{move} {key}")
         if luggage is not None:
-            self.keep_replica(key, None)
+            self.keep_replica(move, key, None)
             if key not in self.entries:
                 self.install(key, luggage)
 
