@@ -1,4 +1,8 @@
-"""Safeguards switched off, one at a time: the simulator must notice each. What it would not miss, it does not check."""
+"""Safeguards switched off, one at a time: the simulator must notice each. What it would not miss, it does not check.
+
+Not among them: what an instance drops that a router sent before it knew of a restoration (`Eviction.drops`). That takes
+two routers, and a world with a central store has one, as a stage has; tests/unit/test_restoration.py has both.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from whimbrel.core.gate import Gate
 from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Kind, Move, Result, Saved
-from whimbrel.core.restoration import Eviction, Restoration
+from whimbrel.core.restoration import Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.egress.outlet import Outlet
@@ -148,7 +152,6 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "coverage": (Gateway, "covered", _trim_what_is_routed),
     "confirming": (Uploader, "step", _trust),
     "data-first": (Uploader, "_seal", _seal_first),
-    "eviction": (Eviction, "drops", lambda self, record: False),
     "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
     "results-first": (Outlet, "_pass", _positions_first),
