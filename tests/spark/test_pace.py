@@ -33,7 +33,7 @@ class Inbox:
     def __init__(self, folder: Path, pace_ms: int) -> None:
         self.log, self.signals = EmbeddedLog(folder / "inbox"), Signals(str(folder))
         self.reader = InboxReader(
-            Reading(str(folder / "inbox"), pa.schema([]), 4, 100, pace_ms=pace_ms, reader="r", folder=str(folder))
+            Reading(str(folder / "inbox"), pa.schema([]), 4, 100, pace_ms=pace_ms, reader="r", nearby=str(folder))
         )
         self.place: Offset = self.reader.initialOffset()
 

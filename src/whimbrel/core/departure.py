@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from whimbrel.core.parcels import OVERHEAD, Parcels, reaching
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Luggage, Move, Record, Shipped
+from whimbrel.core.parcels import Parcels, reaching
+from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Move, Record, Shipped
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -63,34 +63,18 @@ class Departure(msgspec.Struct, kw_only=True):
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == routers:
-                self.put_down(instance)
+                self.parcels.put_down(instance)
                 del instance.moves.departures[self.move.id]
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
-
-    def put_down(self, instance: Instance) -> None:
-        """Nothing more leaves with this move."""
-        self.parcels.cutter.put_down(instance.table)
 
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what the budget allows of the keys that have not left yet."""
         if self.queue is None or self.shipped or self.off or self.cut:
             return
-        move, parcels, cutter = self.move, self.parcels, self.parcels.cutter
-        room = move.budget
-        loads: dict[str, Luggage] = {}
-        while room > 0 and (cutter.key or self.queue):
-            if cutter.key:
-                room = parcels.send_stashed(instance, move, room, out)
-                continue
-            key = self.queue.pop()
-            luggage = reaching(instance, key, self.begun if move.hold else instance.positions)
-            if cutter.is_large(luggage):
-                cutter.stash(instance.table, key, luggage)
-            else:
-                loads[key] = luggage
-                room -= len(luggage.state) + OVERHEAD
-        parcels.pack(instance, move, loads, out)
-        if self.queue or cutter.key:
+        move, parcels = self.move, self.parcels
+        reach = self.begun if move.hold else instance.positions
+        parcels.send_some(instance, move, self.queue, lambda key: reaching(instance, key, reach), out)
+        if self.queue or parcels.cutter.key:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         else:
             self.shipped = True

@@ -16,6 +16,7 @@ import msgspec
 
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.departure import Departure
+from whimbrel.core.parcels import Parcels
 from whimbrel.core.record import Emissions, Kind, Move, Parcel, Record, Shipped
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Eviction, Restoration
@@ -30,6 +31,7 @@ class Leaving(Protocol):
     """The role of a part that keys leave."""
 
     move: Move
+    parcels: Parcels
 
     def is_frozen(self, src: str) -> bool:
         """Whether the time of keys that come through this router stands still here."""
@@ -39,9 +41,6 @@ class Leaving(Protocol):
 
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what the budget allows."""
-
-    def put_down(self, instance: Instance) -> None:
-        """Nothing more leaves with this move."""
 
 
 class Taking(Protocol):
@@ -158,7 +157,14 @@ class Moves(msgspec.Struct):
     @property
     def are_open(self) -> bool:
         """Whether any batch may change some of it. A saving's book does not count: its delta says what a batch did."""
-        return bool(self.replications or self.open)
+        return bool(
+            self.departures
+            or self.switches_out
+            or self.arrivals
+            or self.switches_in
+            or self.restorations
+            or self.replications
+        )
 
     @property
     def are_diverting(self) -> bool:

@@ -105,6 +105,36 @@ class Parcels(msgspec.Struct):
         """Those of a move that begins."""
         return cls(Cutter(move.id, move.chunk))
 
+    def send_some(
+        self,
+        instance: Instance,
+        move: Move,
+        keys: list[str],
+        state_of: Callable[[str], Luggage | None],
+        out: Emissions,
+        kind: Kind = Kind.PARCEL,
+    ) -> None:
+        """Send what the move's budget allows, of keys that are served meanwhile: the large one that has begun, then
+        these, the last one first. `keys` has those that are left; `state_of` is None if one is not here any more."""
+        room = move.budget
+        loads: dict[str, Luggage] = {}
+        while room > 0 and (self.cutter.key or keys):
+            if self.cutter.key:
+                room = self._send_stashed(instance, move, room, out, kind)
+                continue
+            key = keys.pop()
+            luggage = state_of(key)
+            if luggage is not None and self.cutter.is_large(luggage):
+                self.cutter.stash(instance.table, key, luggage)
+            elif luggage is not None:
+                loads[key] = luggage
+                room -= len(luggage.state) + OVERHEAD
+        self.pack(instance, move, loads, out, kind=kind)
+
+    def put_down(self, instance: Instance) -> None:
+        """Nothing more leaves."""
+        self.cutter.put_down(instance.table)
+
     def pack(
         self,
         instance: Instance,
@@ -128,7 +158,7 @@ class Parcels(msgspec.Struct):
             parcel = Parcel(move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.table.shape)
             self.send(instance, move, kind, parcel, out, bin)
 
-    def send_stashed(self, instance: Instance, move: Move, room: int, out: Emissions, kind: Kind = Kind.PARCEL) -> int:
+    def _send_stashed(self, instance: Instance, move: Move, room: int, out: Emissions, kind: Kind) -> int:
         """Send pieces of the large key that was stashed away, as long as there is room; return the room left."""
         key = self.cutter.key
         pieces, room = self.cutter.cut_stashed(instance.table, room)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from whimbrel.core.arrival import Receiver
-from whimbrel.core.parcels import OVERHEAD, Parcels
-from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Parcel, Shipped, Warm
+from whimbrel.core.parcels import Parcels
+from whimbrel.core.record import Aborted, Emissions, Kind, Move, Parcel, Shipped, Warm
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -44,39 +44,22 @@ class Replication(msgspec.Struct, kw_only=True):
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what is lacking, if it is time."""
         self.batches += 1
-        move, parcels, cutter = self.move, self.parcels, self.parcels.cutter
+        move, parcels, entries = self.move, self.parcels, instance.table.entries
         if self.warm and self.batches % move.interval:
             return
-        room = move.budget
-        loads: dict[str, Luggage] = {}
         lacking = sorted(self.lacking, reverse=True)
-        entries = instance.table.entries
-        while room > 0 and (cutter.key or lacking):
-            if cutter.key:
-                room = parcels.send_stashed(instance, move, room, out, Kind.REPLICA)
-                continue
-            key = lacking.pop()
-            self.lacking.discard(key)
-            saved = entries[key].saved if key in entries else None
-            if saved is not None and cutter.is_large(saved):
-                cutter.stash(instance.table, key, saved)
-            elif saved is not None:
-                loads[key] = saved
-                room -= len(saved.state) + OVERHEAD
-        parcels.pack(instance, move, loads, out, kind=Kind.REPLICA)
-        if self.lacking or cutter.key:
+        saved = lambda key: entries[key].saved if key in entries else None  # noqa: E731
+        parcels.send_some(instance, move, lacking, saved, out, Kind.REPLICA)
+        self.lacking = set(lacking)
+        if self.lacking or parcels.cutter.key:
             out.posts.append(instance.post(instance.name, Kind.NUDGE))
         elif not self.warm:
             self.warm = True
             parcels.send(instance, move, Kind.REPLICATED, Shipped(move.id, instance.part, instance.parts), out)
 
-    def put_down(self, instance: Instance) -> None:
-        """Nothing more leaves for the standby."""
-        self.parcels.cutter.put_down(instance.table)
-
     def cease(self, instance: Instance, out: Emissions) -> None:
         """The standby is not wanted any more."""
-        self.put_down(instance)
+        self.parcels.put_down(instance)
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
 

@@ -139,7 +139,7 @@ def evict(instance: Instance, move: Move) -> None:
     moves = instance.moves
     for id in move.ends:
         for leaving in moves.leave(id):
-            leaving.put_down(instance)
+            leaving.parcels.put_down(instance)
         moves.forget_coming(id)
         standby = moves.standbys.pop(id, None)
         if standby is not None:

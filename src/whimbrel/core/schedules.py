@@ -78,7 +78,7 @@ class FromReplica(Schedule):
                 switch.parcels.state_bytes += len(saved.state) if saved else 0
                 switch.forget(instance, key)
         if replication is not None:
-            replication.put_down(instance)
+            replication.parcels.put_down(instance)
             switch.parcels.sent_bytes += replication.parcels.sent_bytes
 
 

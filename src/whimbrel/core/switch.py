@@ -173,10 +173,6 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         part = (self.move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
 
-    def put_down(self, instance: Instance) -> None:
-        """Nothing more leaves with this move."""
-        self.parcels.cutter.put_down(instance.table)
-
     def lacking(self, keys: list[str], replication: Replication | None) -> set[str]:
         """Keys of which the standby has no fresh copy."""
         return set(keys) if replication is None else {*replication.lacking, replication.parcels.cutter.key}

@@ -295,7 +295,6 @@ class StageQuery:
             trim=spec.trim,
             pace_ms=round(self.trigger_ms),
             reader=INSTANCE,
-            folder=self._nearby.name,
             nearby=self._nearby.name,
             checkpoint=self.checkpoint if self._durable else "",
         )

@@ -58,7 +58,7 @@ GLANCE = 0.02
 """Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
 
 NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
-TEXTS = ("reader", "folder", "nearby", "checkpoint")
+TEXTS = ("reader", "nearby", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,8 @@ class Reading:
     """Least time from the beginning of a batch to that of the next."""
     reader: str = ""
     """Under which name it commits its position; under none: not at all."""
-    folder: str = ""
-    """Where it is told to halt, or to hurry (signals.py)."""
     nearby: str = ""
-    """The folder for large blobs."""
+    """The query's own folder: for large blobs, and where it is told to halt, or to hurry (signals.py)."""
     checkpoint: str = ""
     """Where the checkpoint lies, if it must be on the disk before the inbox is trimmed."""
 
@@ -126,7 +124,7 @@ class InboxReader(DataSourceStreamReader):
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self._signals = Signals(reading.folder)
+        self._signals = Signals(reading.nearby)
         self._trimmed = dict.fromkeys(LANES, 0)
         self._finished: Offset | None = None
         self._began = -math.inf
