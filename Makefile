@@ -21,6 +21,7 @@ demo: setup  ## run the demo
 	$(BIN)/whimbrel demo
 
 test: check  ## check, then run all tests: first what needs no Spark
+	-@$(BIN)/whimbrel warm
 	$(BIN)/pytest -m "not spark" -n auto --dist loadfile
 	$(BIN)/pytest -m spark -n 2 --dist loadfile --durations 15
 

@@ -17,6 +17,7 @@ from tests.rest.test_api import problem
 from whimbrel.api.tokens import Tokens
 from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
+from whimbrel.gateway.clock import wall_us
 from whimbrel.orchestrator.policy import Policy
 from whimbrel.rpc.access import Secret
 
@@ -198,7 +199,7 @@ def test_a_story_says_who_called_it_off(house: House) -> None:
 def test_what_the_policy_orders_says_so(tmp_path: Path) -> None:
     with served(tmp_path / "data", store=str(tmp_path / "store")) as house:
         house.app.is_dead = lambda site: site == "cloud"  # type: ignore[method-assign]
-        policy = Policy(house.app, None, house.app.clock_us)
+        policy = Policy(house.app, None, wall_us)
         policy.look(["cloud"], ["edge-1"])
         assert policy.waiting == {}
         assert timeless(house.app.story("m1"))[0] == "m1 ordered: ordered by the policy"

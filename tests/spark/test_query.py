@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from tests.spark.rig import Rig, by_key, stream
@@ -20,6 +21,8 @@ from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parc
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.log import EmbeddedLog, Lane
 from whimbrel.log.codec import encode_posts
+from whimbrel.spark.archive import archive
+from whimbrel.spark.java import find_java
 from whimbrel.spark.stores import loaded
 
 pytestmark = pytest.mark.spark
@@ -283,3 +286,12 @@ def test_a_damaged_parcel_is_refused_the_move_called_off_and_no_query_dies(rig: 
     assert [type(aborted), *map(type, two.notices("a"))] == [Aborted, Aborted]
     assert two.results("b") == []
     assert by_key(two.released()) == two.expected()
+
+
+def test_the_jvm_takes_its_classes_from_the_archive(spark: SparkSession) -> None:
+    java = find_java()
+    assert java is not None
+    assert spark.sparkContext._jvm is not None
+    told = spark.sparkContext._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    made = archive(java)
+    assert made is None or f"-XX:SharedArchiveFile={made}" in list(told)

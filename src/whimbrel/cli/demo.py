@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from whimbrel.deploy.deployment import TRIGGER
 from whimbrel.deploy.embedded import App
 from whimbrel.lab.bench import demo as scene
 from whimbrel.lab.bench import report
 from whimbrel.log.durability import PROCESS
-from whimbrel.roles.site import TRIGGER
 
 
 def demo(

@@ -21,6 +21,7 @@ COMMANDS = {
     "orchestrator": "processes",
     "gateway": "processes",
     "site": "processes",
+    "warm": "warm",
     "bench": "bench",
     "token": "token",
     "status": "remote",

@@ -12,19 +12,18 @@ import typer
 
 from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
 from whimbrel.core.text import visible
-from whimbrel.deploy.deployment import Deployment, load_job
+from whimbrel.deploy.deployment import TRIGGER, Deployment, load_job
 from whimbrel.deploy.gateway import GatewayProcess
 from whimbrel.deploy.life import Process, live
 from whimbrel.deploy.logformat import LogSettings
 from whimbrel.deploy.orchestrator import OrchestratorProcess, settled_in
-from whimbrel.deploy.site import SiteProcess
 from whimbrel.deploy.up import REFUSED, supervise
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS
 from whimbrel.roles.gateway import SAVE_EVERY
-from whimbrel.roles.site import TRIGGER
 from whimbrel.rpc.peers import DEAD, SUSPECT
 from whimbrel.rpc.tls import Tls, tls_of
+from whimbrel.spark.archive import is_wanted
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
@@ -142,6 +141,8 @@ def site(
 
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
+    from whimbrel.deploy.site import SiteProcess  # it loads pyspark, which nobody else here needs
+
     make = lambda: SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
     _live(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
 
@@ -194,6 +195,8 @@ def up(
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
     commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
+    if is_wanted():
+        _say("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
     supervise(commands, _say, _finished(data, tls) if until_done else lambda: False)
 
 

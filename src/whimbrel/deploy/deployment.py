@@ -21,9 +21,11 @@ from whimbrel.orchestrator.directory import check_directory
 from whimbrel.orchestrator.journal import JOURNAL, Journal, JournalReader
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY
-from whimbrel.roles.site import TRIGGER
 
 SNAPSHOT = "deployment"
+TRIGGER = "500 milliseconds"
+"""How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
+other's way, and a site without records would ask for them all the time."""
 PATIENCE = 60.0
 """Seconds to wait for the orchestrator's first word in a new data directory."""
 

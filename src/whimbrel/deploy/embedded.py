@@ -12,7 +12,6 @@ killed goes on where it was when it is started again with the same directory.
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 import time
@@ -26,12 +25,14 @@ from typing import TYPE_CHECKING, Any
 from whimbrel.core.errors import Refused, Stale, Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.core.names import check_name
+from whimbrel.deploy.deployment import TRIGGER
+from whimbrel.deploy.ending import end_all
 from whimbrel.egress.outlet import Watch
+from whimbrel.gateway.clock import wall_us
 from whimbrel.gateway.dead_letters import DeadLetter
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
-from whimbrel.log.kept import kept
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.control import Control
@@ -40,7 +41,7 @@ from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJourn
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
-from whimbrel.roles.site import TRIGGER, query_maker, site_disk, stage_of
+from whimbrel.roles.site import query_maker, site_disk, stage_of
 from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.session import session
@@ -48,7 +49,6 @@ from whimbrel.spark.session import session
 if TYPE_CHECKING:
     from whimbrel.api.server import ApiServer
 
-LOGGER = logging.getLogger("whimbrel.deploy")
 WARM_UPS = 3
 """Batches that every site does before the first record comes in."""
 
@@ -91,7 +91,7 @@ class App(Control):
                 self._places,
                 JournalReader(data / JOURNAL),
                 self.hear,
-                self.clock_us,
+                wall_us,
                 keep=keep,
                 max_backlog=max_backlog,
                 watch=watch,
@@ -113,15 +113,10 @@ class App(Control):
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, self.clock_us, links)
+        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, wall_us, links)
         self._stopped, self._has_store = False, store is not None
         self.chores.accept_loss.update(accept_loss)
         self._servers: list[ApiServer] = []
-
-    @staticmethod
-    def clock_us() -> int:
-        """The wall clock, in microseconds."""
-        return time.time_ns() // 1000
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -314,17 +309,3 @@ def run(
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return app.start()
-
-
-def end_all(ends: Iterator[Callable[[], object]]) -> None:
-    """Do all of these, though some fail; then raise what failed first."""
-    errors = []
-    for end in ends:
-        try:
-            end()
-        except Exception as error:
-            errors.append(error)
-    for other in errors[1:]:
-        kept(LOGGER, "something else could not be ended", other)
-    if errors:
-        raise errors[0]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from whimbrel.core.names import GATEWAY
 from whimbrel.deploy.deployment import agreed
-from whimbrel.deploy.embedded import App, end_all
+from whimbrel.deploy.ending import end_all
 from whimbrel.deploy.life import Heart, new_life, orchestrator_at
+from whimbrel.gateway.clock import wall_us
 from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
@@ -39,7 +40,7 @@ class GatewayProcess:
             self.journal,
             JournalReader(data / JOURNAL),
             self._orchestrator.hear,
-            App.clock_us,
+            wall_us,
             keep=deployment.keep,
             max_backlog=deployment.max_backlog,
             reserve=deployment.reserve,

@@ -19,8 +19,9 @@ from whimbrel.api.server import ApiServer
 from whimbrel.core.errors import Refused, Retry, Stale, UnknownName
 from whimbrel.core.names import GATEWAY, SUPERVISOR, check_name, site_role
 from whimbrel.deploy.deployment import Deployment
-from whimbrel.deploy.embedded import App, end_all
+from whimbrel.deploy.ending import end_all
 from whimbrel.deploy.life import ADDRESS, address_in
+from whimbrel.gateway.clock import wall_us
 from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
@@ -89,10 +90,10 @@ class RemoteControl(Control):
         self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
-        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, App.clock_us, links)
+        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, wall_us, links)
         self.chores.accept_loss.update(accept_loss)
         if restores and deployment.store is not None:
-            self.policy = Policy(self, restore_to or None, App.clock_us)
+            self.policy = Policy(self, restore_to or None, wall_us)
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Somebody lives."""

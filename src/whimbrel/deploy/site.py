@@ -12,7 +12,7 @@ from pathlib import Path
 from whimbrel.core.errors import Retry, UnknownName
 from whimbrel.core.names import site_role
 from whimbrel.deploy.deployment import agreed
-from whimbrel.deploy.embedded import end_all
+from whimbrel.deploy.ending import end_all
 from whimbrel.deploy.life import Heart, new_life, orchestrator_at
 from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs

@@ -21,6 +21,11 @@ STEP = 2.0
 _STEP_NS = round(STEP * 1e9)
 
 
+def wall_us() -> int:
+    """The wall clock, in microseconds."""
+    return time.time_ns() // 1000
+
+
 def uptime_ns() -> int:
     """Nanoseconds by a clock that nobody sets, and which goes on while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

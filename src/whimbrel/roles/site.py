@@ -19,10 +19,6 @@ from whimbrel.site.links import Links
 from whimbrel.site.site import Make
 from whimbrel.spark.query import InstanceSpec, StageQuery
 
-TRIGGER = "500 milliseconds"
-"""How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
-other's way, and a site without records would ask for them all the time."""
-
 
 def query_maker(
     pipeline: Pipeline,

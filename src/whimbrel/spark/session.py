@@ -19,13 +19,15 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from whimbrel.core.errors import Unavailable
+from whimbrel.spark.archive import jvm_options
 from whimbrel.spark.java import find_java
 from whimbrel.spark.quiet import quiet_children
 
+JVM_OPTIONS = "spark.driver.extraJavaOptions"
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 NEEDED = {
-    "spark.driver.extraJavaOptions": QUIET,
+    JVM_OPTIONS: QUIET,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -53,7 +55,7 @@ TUNED = {
     # The quick compiler only: what the JVM does here is planning, and the slow compiler never earns what it costs.
     # Half the CPU time of the first hundred batches, and no more after seven hundred. Alone it lets the JVM reserve
     # 48 MB for compiled code and not 240: full after five minutes of two stages, and then nothing more is compiled.
-    "spark.driver.extraJavaOptions": (
+    JVM_OPTIONS: (
         f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     ),
     # No batch without records: nothing in our queries waits for a watermark.
@@ -74,14 +76,20 @@ TUNED = {
     "spark.broadcast.compress": "false",
 }
 
-BOTH_COMPILERS = {"spark.driver.extraJavaOptions": f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK"}
+BOTH_COMPILERS = {JVM_OPTIONS: f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK"}
 """For benchmarks against stock queries, which do more of their work in the JVM: the quick compiler alone slows them."""
 
 
 def session(
-    name: str, *, cores: int | str = "*", tuned: bool = True, extra: Mapping[str, str] | None = None
+    name: str,
+    *,
+    cores: int | str = "*",
+    tuned: bool = True,
+    extra: Mapping[str, str] | None = None,
+    archived: bool = True,
 ) -> SparkSession:
-    """A local SparkSession for instances. Settings of `extra` win over the profile's.
+    """A local SparkSession for instances. Settings of `extra` win over the profile's. `archived`: its JVM takes Spark's
+    classes from the archive, if there is one (archive.py).
 
     Raises `Unavailable` where there is no Java for it.
     """
@@ -102,6 +110,8 @@ def session(
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
         **(extra or {}),
     }
+    if tuned and archived:
+        settings[JVM_OPTIONS] = f"{settings[JVM_OPTIONS]} {jvm_options(home)}"
     builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -15,6 +15,8 @@ from typing import Any
 
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.deploy import embedded as application
+from whimbrel.deploy.deployment import TRIGGER
+from whimbrel.gateway.clock import wall_us
 from whimbrel.lab.bench import picture, report
 from whimbrel.lab.bench.measure import Release, span
 from whimbrel.lab.bench.oracle import FAULTS, averages
@@ -22,7 +24,6 @@ from whimbrel.lab.bench.witness import Witness
 from whimbrel.lab.bench.workloads import VEHICLE_SCHEMA, AverageSpeed, vehicles
 from whimbrel.log.durability import PROCESS
 from whimbrel.pipeline import Items, Pipeline
-from whimbrel.roles.site import TRIGGER
 
 SITES = ("cloud", "edge-1", "edge-2")
 STAGE = "speed"
@@ -84,7 +85,7 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
                 time.sleep(0.2)
 
         play(WARM_UP, "warming up")
-        zero = app.clock_us()
+        zero = wall_us()
         for act in ACTS:
             play(WARM_UP + act.at * options.seconds, "steady")
             handle = app.migrate(STAGE, to=act.to, at=act.source, share=act.share, protocol=act.protocol)

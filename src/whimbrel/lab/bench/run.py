@@ -23,6 +23,7 @@ from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.deploy import embedded as application
+from whimbrel.deploy.deployment import TRIGGER
 from whimbrel.lab.bench.measure import AFTER, Release, measure, span
 from whimbrel.lab.bench.oracle import key_counts
 from whimbrel.lab.bench.replay import replay
@@ -30,7 +31,6 @@ from whimbrel.lab.bench.witness import Witness
 from whimbrel.lab.bench.workloads import KeyCount, Load
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.pipeline import Pipeline
-from whimbrel.roles.site import TRIGGER
 
 SITES = ("cloud", "edge-1")
 STAGE = "count"

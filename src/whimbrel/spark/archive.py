@@ -1,0 +1,74 @@
+"""Spark's classes, loaded and checked once for all later starts: an archive that the JVM maps (class data sharing).
+
+A JVM that runs a query loads ten thousand classes: half of the time until a site serves. `whimbrel warm` makes the
+archive (deploy/warm.py), and from then on `session` gives it to each JVM.
+
+An archive fits one Java and one Spark, so both are in its name. So is its size, since a JVM that is given a file cut
+short dies of it. Whether the jars are those it was made of is checked by the JVM, which does without it otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from whimbrel.log.private import OTHERS, make_folder
+from whimbrel.spark.java import find_java
+
+SILENT = "-Xlog:cds*=off -Xlog:class+path=off"
+"""A JVM that cannot use its archive does without, and need not say so."""
+
+
+def cache() -> Path:
+    """The user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whimbrel"
+
+
+def archive(java: str) -> Path | None:
+    """The archive for the Java with this home, if there is one."""
+    for path in cache().glob(f"{_name(java)}-*.jsa"):
+        found = path.stat()
+        is_ours = found.st_uid == os.getuid() and not found.st_mode & OTHERS  # what is in it is run
+        if is_ours and found.st_size and path.stem.rpartition("-")[2] == str(found.st_size):
+            return path
+    return None
+
+
+def is_wanted() -> bool:
+    """Whether there is none, and nothing has shown that there can be none."""
+    java = find_java()
+    return java is not None and not any(cache().glob(f"{_name(java)}-*.jsa"))
+
+
+def jvm_options(java: str) -> str:
+    """What makes a JVM use it."""
+    path = archive(java)
+    return f"-XX:SharedArchiveFile={path} {SILENT}" if path is not None and " " not in str(path) else ""
+
+
+def keep(java: str, made: Path | None) -> Path:
+    """Keep an archive in place of those before it; an empty one if this Java makes none, so that nobody tries again."""
+    folder, name = make_folder(cache()), _name(java)
+    for old in folder.glob(f"{name}-*.jsa"):
+        old.unlink(missing_ok=True)  # a JVM that has it mapped keeps it
+    if made is None:
+        path = folder / f"{name}-0.jsa"
+        path.touch(mode=0o600)
+        return path
+    made.chmod(0o600)
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    return made.rename(folder / f"{name}-{made.stat().st_size}.jsa")
+
+
+def _name(java: str) -> str:
+    """Of the archives for a Java, without their size. Found without loading pyspark."""
+    spec, release = find_spec("pyspark"), Path(java, "release")
+    assert spec is not None
+    spark = version("pyspark")
+    told = release.read_text(encoding="utf-8") if release.exists() else ""
+    digest = hashlib.sha256("\0".join([java, told, spark, str(spec.origin)]).encode()).hexdigest()
+    return f"spark-{spark}-{digest[:16]}"
