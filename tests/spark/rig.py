@@ -69,8 +69,8 @@ class Rig:
         for query in self.queries.values():
             query.stop()
 
-    def start(self, *names: str, **changes: Any) -> None:
-        """Start instances, each from its checkpoint if it has one."""
+    def start(self, *names: str, checkpoint: Path | None = None, **changes: Any) -> None:
+        """Start instances, each from its checkpoint if it has one; `checkpoint`: one that lies elsewhere."""
         for name in names or self.inboxes:
             self.queries[name] = StageQuery(
                 self.spark,
@@ -78,7 +78,7 @@ class Rig:
                 inbox=self.folder / f"inbox-{name}",
                 outbox=self.outboxes[name],
                 inbox_of=self.inboxes.__getitem__,
-                checkpoint=self.folder / f"checkpoint-{name}",
+                checkpoint=checkpoint or self.folder / f"checkpoint-{name}",
             )
             self.queries[name].start()
 

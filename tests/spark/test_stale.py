@@ -130,3 +130,22 @@ def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs, first:
     assert f"{type(again).__name__} gave {{" in text
     assert "for key 'k0', now {" in text
     assert len(one.results()) == 40, "nothing was appended"
+
+
+def test_a_checkpoint_goes_on_elsewhere_though_the_place_it_comes_from_is_gone(rig: Rigs) -> None:
+    one = rig(instances=("a",))
+    one.start()
+    one.feed(stream(20, 4))
+    one.settle()
+    one.close()
+    elsewhere = one.folder / "an other" / "place"
+    for place, start in ((elsewhere, 20), (checkpoint(one), 40)):
+        place.parent.mkdir(exist_ok=True)
+        before = checkpoint(one) if place == elsewhere else elsewhere
+        shutil.copytree(before, place)
+        shutil.rmtree(before)
+        one.start(checkpoint=place)
+        one.feed(stream(20, 4, start))
+        one.settle()
+        one.close()
+    assert by_key(one.results()) == one.expected()

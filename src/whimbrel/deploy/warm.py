@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.operator import Emit, Operator, State
-from whimbrel.log.private import make_folder
 from whimbrel.pipeline import Items, Pipeline
-from whimbrel.spark.archive import SILENT, cache, keep
+from whimbrel.spark.archive import SILENT, archives, keep
 from whimbrel.spark.java import find_java
 
 TIMEOUT = 600.0
@@ -32,7 +31,8 @@ def make_archive() -> Path:
     java = find_java()
     if java is None:
         raise Unavailable("Spark needs Java 17, or 21 and later, and none was found")
-    with tempfile.TemporaryDirectory(dir=make_folder(cache()), prefix="making-") as folder:
+    archives().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archives(), prefix="making-") as folder:
         made = Path(folder, "archive.jsa")
         try:
             done = subprocess.run(

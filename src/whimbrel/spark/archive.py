@@ -11,27 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from whimbrel.log.private import OTHERS, make_folder
 from whimbrel.spark.java import find_java
 
 SILENT = "-Xlog:cds*=off -Xlog:class+path=off"
 """A JVM that cannot use its archive does without, and need not say so."""
 
 
-def cache() -> Path:
-    """The user's folder for what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "whimbrel"
+def archives() -> Path:
+    """The folder they are in: beside the jars that they were made of, in this Python's environment."""
+    return Path(sys.prefix) / "share" / "whimbrel"
 
 
 def archive(java: str) -> Path | None:
     """The archive for the Java with this home, if there is one."""
-    for path in cache().glob(f"{_name(java)}-*.jsa"):
+    for path in archives().glob(f"{_name(java)}-*.jsa"):
         found = path.stat()
-        is_ours = found.st_uid == os.getuid() and not found.st_mode & OTHERS  # what is in it is run
+        is_ours = found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022  # what is in it is run
         if is_ours and found.st_size and path.stem.rpartition("-")[2] == str(found.st_size):
             return path
     return None
@@ -40,7 +40,7 @@ def archive(java: str) -> Path | None:
 def is_wanted() -> bool:
     """Whether there is none, and nothing has shown that there can be none."""
     java = find_java()
-    return java is not None and not any(cache().glob(f"{_name(java)}-*.jsa"))
+    return java is not None and not any(archives().glob(f"{_name(java)}-*.jsa"))
 
 
 def jvm_options(java: str) -> str:
@@ -51,14 +51,14 @@ def jvm_options(java: str) -> str:
 
 def keep(java: str, made: Path | None) -> Path:
     """Keep an archive in place of those before it; an empty one if this Java makes none, so that nobody tries again."""
-    folder, name = make_folder(cache()), _name(java)
+    folder, name = archives(), _name(java)
     for old in folder.glob(f"{name}-*.jsa"):
         old.unlink(missing_ok=True)  # a JVM that has it mapped keeps it
     if made is None:
         path = folder / f"{name}-0.jsa"
-        path.touch(mode=0o600)
+        path.touch()
         return path
-    made.chmod(0o600)
+    made.chmod(0o644)
     with made.open("rb") as file:
         os.fsync(file.fileno())
     return made.rename(folder / f"{name}-{made.stat().st_size}.jsa")

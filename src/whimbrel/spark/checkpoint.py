@@ -3,6 +3,7 @@
     <checkpoint>/metadata          the query's id, made at its first start; it travels with a copy
     <checkpoint>/offsets/<batch>   where a batch ends in its inbox; written when the batch is planned
     <checkpoint>/commits/<batch>   the batch is done
+    <checkpoint>/state/<operator>/_metadata/v2/<batch>    where the files are that describe the state's columns
 
 An instance goes on from here, so the checkpoint must be as old as the logs that its batches have been written to. After
 a power failure, with a restored backup or with an empty volume it is not; and Spark, which knows nothing of our logs,
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +22,11 @@ from whimbrel.core.errors import Corrupt, Stale
 from whimbrel.log import Log
 from whimbrel.log.carrier import last_said
 from whimbrel.log.durability import sync
+from whimbrel.log.private import replace_text
 from whimbrel.log.readers import LANES, Offset
+
+PATHS = re.compile(r'"file:[^"]*/state/[^"/]*/_stateSchema/')
+"""How the paths of the files begin that describe columns."""
 
 
 class Checkpoint:
@@ -67,6 +73,17 @@ class Checkpoint:
     def range(self, batch: int) -> tuple[Offset, Offset]:
         """From where to where a batch goes in its inbox."""
         return self.end(batch - 1), self.end(batch)
+
+    def settle(self) -> None:
+        """Let what lies here name nothing that lies elsewhere. Spark writes whole paths, and reads the files there when
+        a query starts: in a copy, and in a data directory that was renamed, that is the place it comes from."""
+        for file in self.folder.glob("state/*/_metadata/v2/*"):
+            if file.name.isdigit():
+                here = json.dumps(f"file:{file.parents[2].absolute()}/_stateSchema/")[:-1]
+                text = file.read_text(encoding="utf-8")
+                ours = PATHS.sub(here.replace("\\", r"\\"), text)
+                if ours != text:
+                    replace_text(file, ours)
 
     def sync(self) -> None:
         """Have all that lies here on the disk. Files here are written once, and replaced as a whole: each is synced

@@ -132,6 +132,7 @@ class StageQuery:
         saved.check(self.spec.name, open_log(self._inbox), self._outbox)
         if saved.planned < 0:  # what a start has left that was never heard of, or a power failure of one
             shutil.rmtree(self.checkpoint, ignore_errors=True)
+        saved.settle()
         self._signals.clear()
         self._nudge()  # before Spark starts it: what fails here leaves no query behind that nobody holds
         self._reset(saved)

@@ -37,7 +37,6 @@ class Kind(msgspec.Struct, frozen=True):
     says: str
     targets: tuple[str, ...]
     seconds: tuple[float, float] = (0.0, 0.0)
-    is_usual: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -59,10 +58,8 @@ KINDS: dict[str, Kind] = {
     "bad-disk": Kind("what a process writes to its logs fails with EIO", PROCESSES, (1.0, 4.0)),
     "store-away": Kind("the central store is not there", (STORE,), (5.0, 15.0)),
     "store-damaged": Kind("the newest segments of the central store are cut in half", (STORE,), (5.0, 15.0)),
-    "checkpoint-gone": Kind("a site crashes, and a checkpoint of it is gone", (SOURCE, BYSTANDER), is_usual=False),
+    "checkpoint-gone": Kind("a site crashes, and a checkpoint of it is gone", (SOURCE, BYSTANDER)),
 }
-USUAL = tuple(name for name, kind in KINDS.items() if kind.is_usual)
-"""Those that strike unless others are named."""
 
 MIGRATE, STANDBY, SCALE, DRAIN = "migrate", "standby", "scale", "drain"
 DEEDS = (STANDBY, SCALE, DRAIN)
@@ -114,7 +111,7 @@ def moments() -> list[tuple[str, str, str | None]]:
     return [*moves, (SCALE, "live", None), (SCALE, "push", None), (DRAIN, "live", None), (STANDBY, "replicate", None)]
 
 
-def plan(seed: int, seconds: float, kinds: Sequence[str] = USUAL) -> list[Fault]:
+def plan(seed: int, seconds: float, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
     """The faults of a run."""
     for kind in kinds:
         if kind not in KINDS:

@@ -20,7 +20,7 @@ from whimbrel.lab.chaos import load, phases, verdict
 from whimbrel.lab.chaos.deployed import Deployed
 from whimbrel.lab.chaos.engine import Engine, Show
 from whimbrel.lab.chaos.oracle import LEDGER
-from whimbrel.lab.chaos.plan import USUAL, plan
+from whimbrel.lab.chaos.plan import KINDS, plan
 from whimbrel.lab.chaos.rows import Load
 from whimbrel.lab.chaos.storage import has_strace
 
@@ -52,7 +52,7 @@ def run(
         raise Refused(f"{BAD_DISK} needs strace, and the right to trace, which this machine does not have")
     if not kinds and not has_strace():
         show(f"{BAD_DISK} is left out: this machine has no strace, or does not let it trace")
-    kinds = kinds or [kind for kind in USUAL if kind != BAD_DISK or has_strace()]
+    kinds = kinds or [kind for kind in KINDS if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
     play = Scene(options, SITES, dead=DEAD if AWAY in kinds else LENIENT, show=show)
     figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
