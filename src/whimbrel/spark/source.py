@@ -7,7 +7,8 @@ lane as the batch may hold; Spark's offset is the pair of log positions. Two sha
     rows      one row a record, typed, for a stage whose `prepare` wants to work on them
 
 When a batch begins is decided here, not by Spark's trigger: at most once in a while (`pace_ms`), so that queries on few
-cores do not get in each other's way; but at once if keys stand still for what has come through the control lane.
+cores do not get in each other's way, and less often if the instance cannot hold that pace; but at once if keys stand
+still for what has come through the control lane.
 
 Spark asks for the next batch when it has committed the one before: then the source commits its position to the inbox
 log, for all who ask how far the instance is, and trims the inbox. It does not wait for the disk, nor long for another
@@ -54,6 +55,8 @@ TRIM_EVERY = 64
 BUSY = 0.05
 """Seconds that a batch waits at most to say how far it is while another process writes to the inbox."""
 
+LONGEST_REST = 2
+"""How many times its pace an instance rests at most that cannot hold it."""
 GLANCE = 0.02
 """Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
 
@@ -127,7 +130,9 @@ class InboxReader(DataSourceStreamReader):
         self._signals = Signals(reading.nearby)
         self._trimmed = dict.fromkeys(LANES, 0)
         self._finished: Offset | None = None
-        self._began = -math.inf
+        self._asked: Offset | None = None
+        self._began, self._due = -math.inf, -math.inf
+        """When the last batch began, and before when the next one does not, if nobody hurries."""
 
     def initialOffset(self) -> Offset:
         log = open_log(self.reading.path)
@@ -142,6 +147,8 @@ class InboxReader(DataSourceStreamReader):
                 self._finish(start)
                 self._finished = start
         log = open_log(self.reading.path)
+        if start != self._asked:
+            self._due, self._asked = self._next(log, start), start
         if not self._awaits(log, start):
             return start
         self._began = time.monotonic()
@@ -160,10 +167,18 @@ class InboxReader(DataSourceStreamReader):
                 log.trim(start[name], lane)
                 self._trimmed[name] = start[name]
 
+    def _next(self, log: Log, start: Offset) -> float:
+        """When a batch may begin, now that the one before has ended. If that took longer than the pace, the machine has
+        too much to do: the instance rests for as long as it was late, so that there are fewer and larger batches. Not
+        if a whole one waits already."""
+        pace, took = self.reading.pace_ms / 1000, time.monotonic() - self._began
+        late = 0.0 if log.backlog(start["data"]) >= self.reading.max_records else max(took - pace, 0.0)
+        return self._began + max(pace, took + min(late, LONGEST_REST * pace)) if math.isfinite(took) else -math.inf
+
     def _awaits(self, log: Log, start: Offset) -> bool:
         """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
         pace = self.reading.pace_ms / 1000
-        due, end = self._began + pace, time.monotonic() + pace
+        due, end = self._due, time.monotonic() + pace
         while not self._signals.halts:
             now = time.monotonic()
             if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
