@@ -24,6 +24,7 @@ from whimbrel.roles.gateway import SAVE_EVERY
 from whimbrel.rpc.peers import DEAD, SUSPECT
 from whimbrel.rpc.tls import Tls, tls_of
 from whimbrel.spark.archive import is_wanted
+from whimbrel.spark.session import launch
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
@@ -141,9 +142,13 @@ def site(
 
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
-    from whimbrel.deploy.site import SiteProcess  # it loads pyspark, which nobody else here needs
 
-    make = lambda: SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
+    def make() -> Process:
+        launch()  # the JVM starts while all that a site needs is imported
+        from whimbrel.deploy.site import SiteProcess
+
+        return SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))
+
     _live(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
 
 

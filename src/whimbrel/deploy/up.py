@@ -17,7 +17,7 @@ from whimbrel.core.errors import Refused
 
 REFUSED = 2
 """A child's exit status when starting it again cannot help."""
-FIRST, MOST, CALM = 0.5, 15.0, 30.0
+FIRST, MOST, CALM = 0.1, 15.0, 30.0
 """Seconds until what died is started again: at first, and at most; and how long it must live for the count to begin
 anew."""
 PATIENCE = 20.0

@@ -45,6 +45,8 @@ PERIOD = 0.2
 RESTARTS = 3
 PATIENCE = 300.0
 """An instance whose query dies more than so often within so many seconds is reported, and tried again less often."""
+LONGEST = 4.0
+"""Seconds until it is tried again, at most."""
 AT_START = 3
 """How often a start is tried that fails as it does on an overloaded machine."""
 OVERLOADED = ("failed to connect back", "exited unexpectedly")
@@ -304,7 +306,7 @@ class Site:
         now = time.monotonic()
         tries = self._tries.get(instance)
         if tries is None:
-            backoff = Backoff(f"the query of {instance} at {self.name}", LOGGER)
+            backoff = Backoff(f"the query of {instance} at {self.name}", LOGGER, most=LONGEST)
             tries = self._tries[instance] = Tries(backoff, _gist(error))
         if tries.runs:
             tries.runs = False

@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.spark.archive import jvm_options
 from whimbrel.spark.java import find_java
 from whimbrel.spark.quiet import quiet_children
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 JVM_OPTIONS = "spark.driver.extraJavaOptions"
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
@@ -93,6 +97,36 @@ def session(
 
     Raises `Unavailable` where there is no Java for it.
     """
+    from pyspark.sql import SparkSession  # here, and not above: it takes a second, in which a JVM can start
+
+    home = _java()
+    builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
+    for key, value in _settings(home, tuned, archived, extra or {}).items():
+        builder = builder.config(key, value)
+    with quiet_children():
+        spark = builder.getOrCreate()
+    if tuned:
+        _write_no_checksums(spark)
+        _use_installed_pyspark(spark)
+    return spark
+
+
+def launch() -> None:
+    """Start the JVM of a tuned session, and come back at once: `session` waits for it. For a process that has much to
+    import before it asks for one."""
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf().setAll(list(_settings(_java(), tuned=True, archived=True, extra={}).items()))
+
+    def start() -> None:
+        with suppress(Exception), quiet_children():  # `session` tries again, and says what is wrong
+            SparkContext._ensure_initialized(conf=conf)
+
+    threading.Thread(target=start, name="jvm", daemon=True).start()
+
+
+def _java() -> str:
+    """The home of Java, which the environment then names as well. Raises `Unavailable` if there is none."""
     home = find_java()
     if home is None:
         raise Unavailable(
@@ -103,24 +137,20 @@ def session(
     # Otherwise workers take `python3` from the PATH, and transformWithState dies of it.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return home
+
+
+def _settings(home: str, tuned: bool, archived: bool, extra: Mapping[str, str]) -> dict[str, str]:
     settings = {
         **NEEDED,
         **(TUNED if tuned else {}),
         # What the user's script can import, its workers can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-        **(extra or {}),
+        **extra,
     }
     if tuned and archived:
         settings[JVM_OPTIONS] = f"{settings[JVM_OPTIONS]} {jvm_options(home)}"
-    builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    with quiet_children():
-        spark = builder.getOrCreate()
-    if tuned:
-        _write_no_checksums(spark)
-        _use_installed_pyspark(spark)
-    return spark
+    return settings
 
 
 def _write_no_checksums(spark: SparkSession) -> None:
