@@ -2,9 +2,9 @@
 
 It is that daemon (setting `spark.python.daemon.module`), with three things changed for the workers:
 
-- What they need is imported before they are forked. Otherwise each new worker imports pyarrow, pyspark and Whimbrel for
-  itself, about a second in which a batch stands still. Only imports that start no thread are allowed here: a thread
-  does not survive the fork, the locks it held do.
+- What they need is imported before they are forked. Otherwise each new worker imports pyarrow, pandas, pyspark and
+  Whimbrel for itself, more than a second in which a batch stands still. Only imports that start no thread are allowed
+  here: a thread does not survive the fork, the locks it held do.
 - They collect less garbage. Spark has a worker look at every object it has after every task: all that it has
   imported (47 ms with pandas) and all instances it holds, each time, for garbage that hardly ever is.
 - They acknowledge at once what Spark sends. Spark sends a task in several small pieces and its kernel holds each back
@@ -27,10 +27,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
 
+import pandas  # noqa: F401
 import pyarrow.compute
 import pyarrow.ipc  # noqa: F401
 import pyspark.daemon
 import pyspark.sql.streaming.proto.StateMessage_pb2
+import pyspark.sql.worker.plan_data_source_read
 import pyspark.worker
 
 import whimbrel.spark.processor

@@ -83,6 +83,9 @@ TUNED = {
 BOTH_COMPILERS = {JVM_OPTIONS: f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK"}
 """For benchmarks against stock queries, which do more of their work in the JVM: the quick compiler alone slows them."""
 
+_launches: list[threading.Thread] = []
+"""One that starts the JVM, if somebody has asked for it early."""
+
 
 def session(
     name: str,
@@ -103,6 +106,8 @@ def session(
     builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
     for key, value in _settings(home, tuned, archived, extra or {}).items():
         builder = builder.config(key, value)
+    while _launches:
+        _launches.pop().join()
     with quiet_children():
         spark = builder.getOrCreate()
     if tuned:
@@ -122,7 +127,8 @@ def launch() -> None:
         with suppress(Exception), quiet_children():  # `session` tries again, and says what is wrong
             SparkContext._ensure_initialized(conf=conf)
 
-    threading.Thread(target=start, name="jvm", daemon=True).start()
+    _launches.append(threading.Thread(target=start, name="jvm", daemon=True))
+    _launches[-1].start()
 
 
 def _java() -> str:
