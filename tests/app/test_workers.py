@@ -33,6 +33,8 @@ class Slow(House):
         self.said_to: list[tuple[str, str]] = []
         self.away: list[Exception] = []
         """What the next command to stage t raises."""
+        self.carried_s = 0.0
+        """How long a checkpoint takes over the link."""
         super().__init__(folder)
 
     def begin(self) -> None:
@@ -44,13 +46,16 @@ class Slow(House):
     def ports(self) -> Any:
         nothing = lambda *arguments, **named: None  # noqa: E731
         return SimpleNamespace(
-            command=self.command, take=self.take, carry=lambda to, size: 0.0, stop=nothing, start=nothing, failed=dict
+            command=self.command, take=self.take, carry=self.carry, stop=nothing, start=nothing, failed=dict
         )
 
     def take(self, instance: str, origin: str) -> int:
         self.copying.set()
         assert self.gate.wait(60)
         return 7
+
+    def carry(self, to: str, size: int) -> float:
+        return self.carried_s
 
     def command(self, stage: str, command: Any) -> None:
         if self.away:
@@ -88,6 +93,16 @@ def test_a_migration_runs_to_its_end_while_another_stages_checkpoint_is_copied(h
     assert slow.outcome == "copying"
     house.gate.set()
     assert slow.wait(30).outcome == "done"
+
+
+def test_a_migration_that_is_called_off_does_not_wait_until_its_checkpoint_is_over_the_link(house: Slow) -> None:
+    house.carried_s = 3600.0
+    slow = house.relocate()
+    house.gate.set()
+    time.sleep(0.1)
+    assert slow.outcome == "copying"
+    slow.abort("it takes too long")
+    assert slow.wait(30).outcome == "aborted"
 
 
 def test_an_end_does_not_wait_for_a_call_for_ever_and_hears_its_answer_no_more(

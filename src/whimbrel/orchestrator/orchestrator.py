@@ -355,13 +355,20 @@ class Orchestrator:
                 self._answer(stage, id, Stopped())
             case machine.CopyCheckpoint(instance, site):
                 size = self.sites[site].take(instance, migration.from_site)
-                self._stopping.wait(self.sites[migration.from_site].carry(site, size))
+                self._travel(stage, id, self.sites[migration.from_site].carry(site, size))
                 self._answer(stage, id, Copied(size))
             case machine.StartInstance(instance, site):
                 for other in {migration.from_site, migration.to_site} - {site}:
                     self.sites[other].stop(instance)
                 self.sites[site].start(instance)
                 self._answer(stage, id, Started(site))
+
+    def _travel(self, stage: str, id: str, seconds: float) -> None:
+        """Let the time pass that a checkpoint takes over a link; no longer than the migration waits for it."""
+        phase, end = self.migration(stage, id).phase, time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and self.migration(stage, id).phase == phase:
+            if self._stopping.wait(min(left, PERIOD)):
+                return
 
     def _load(self, stage: str, migration: Migration) -> None:
         move = migration.move
