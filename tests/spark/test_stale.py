@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.spark.rig import Rig, Running, by_key, stream
 from whimbrel.core.errors import Stale
 from whimbrel.core.operator import Emit, Operator
 from whimbrel.log import EmbeddedLog
+from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.source import open_log
 
 pytestmark = pytest.mark.spark
@@ -132,18 +134,28 @@ def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs, first:
     assert len(one.results()) == 40, "nothing was appended"
 
 
-def test_a_checkpoint_goes_on_elsewhere_though_the_place_it_comes_from_is_gone(rig: Rigs) -> None:
+def _needless(origin: Checkpoint, folder: str, names: list[str]) -> set[str]:
+    return origin.needless(names)
+
+
+def test_a_checkpoint_goes_on_elsewhere_without_what_is_old_and_though_the_place_it_comes_from_is_gone(
+    rig: Rigs,
+) -> None:
     one = rig(instances=("a",))
     one.start()
     one.feed(stream(20, 4))
     one.settle()
+    one.until(lambda: bool(list(checkpoint(one).glob("state/0/0/*.zip"))))  # the state as a whole
     one.close()
+    assert (checkpoint(one) / "state" / "0" / "0" / "1.changelog").exists()
     elsewhere = one.folder / "an other" / "place"
     for place, start in ((elsewhere, 20), (checkpoint(one), 40)):
         place.parent.mkdir(exist_ok=True)
         before = checkpoint(one) if place == elsewhere else elsewhere
-        shutil.copytree(before, place)
+        origin = Checkpoint(before)
+        shutil.copytree(before, place, ignore=partial(_needless, origin))
         shutil.rmtree(before)
+        assert not (place / "state" / "0" / "0" / "1.changelog").exists()
         one.start(checkpoint=place)
         one.feed(stream(20, 4, start))
         one.settle()

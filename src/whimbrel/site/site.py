@@ -210,8 +210,13 @@ class Site:
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            # A query that has just ended may still be removing temporary files.
-            shutil.copytree(there, whole, ignore=shutil.ignore_patterns("*.tmp", ".*.tmp"))
+            origin = Checkpoint(there)
+
+            def needless(folder: str, names: list[str]) -> set[str]:
+                # A query that has just ended may still be removing temporary files.
+                return {name for name in names if name.endswith(".tmp")} | origin.needless(names)
+
+            shutil.copytree(there, whole, ignore=needless)
             batch = Checkpoint(whole).planned
             (whole / COPIED).write_text(json.dumps({"batch": batch}), encoding="utf-8")
             if self._durable:

@@ -4,6 +4,8 @@
     <checkpoint>/offsets/<batch>   where a batch ends in its inbox; written when the batch is planned
     <checkpoint>/commits/<batch>   the batch is done
     <checkpoint>/state/<operator>/_metadata/v2/<batch>    where the files are that describe the state's columns
+    <checkpoint>/state/<operator>/<part>/<n>.zip          the state before batch n, as a whole
+    <checkpoint>/state/<operator>/<part>/<n>.changelog    what batch n - 1 has changed
 
 An instance goes on from here, so the checkpoint must be as old as the logs that its batches have been written to. After
 a power failure, with a restored backup or with an empty volume it is not; and Spark, which knows nothing of our logs,
@@ -15,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +28,8 @@ from whimbrel.log.durability import sync
 from whimbrel.log.private import replace_text
 from whimbrel.log.readers import LANES, Offset
 
+STATE = re.compile(r"(\d+)\.(zip|changelog)")
+"""Files with the state as a whole, and with what a batch has changed."""
 PATHS = re.compile(r'"file:[^"]*/state/[^"/]*/_stateSchema/')
 """How the paths of the files begin that describe columns."""
 
@@ -73,6 +78,13 @@ class Checkpoint:
     def range(self, batch: int) -> tuple[Offset, Offset]:
         """From where to where a batch goes in its inbox."""
         return self.end(batch - 1), self.end(batch)
+
+    def needless(self, names: Iterable[str]) -> set[str]:
+        """Files of one folder here that a start can do without: state from before the last whole one that it may go on
+        from. Spark removes those in its own time, once in some minutes."""
+        numbered = [(int(found[1]), found[2], name) for name in names if (found := STATE.fullmatch(name))]
+        last = max((n for n, kind, _ in numbered if kind == "zip" and n <= self.committed + 1), default=-1)
+        return {name for n, kind, name in numbered if n < last or (n == last and kind == "changelog")}
 
     def settle(self) -> None:
         """Let what lies here name nothing that lies elsewhere. Spark writes whole paths, and reads the files there when
