@@ -34,8 +34,8 @@ def test_what_dies_is_started_again(up: Child) -> None:
     for deaths in (1, 2):
         os.kill(lives(up, "one")[-1], signal.SIGKILL)
         until(lambda deaths=deaths: len(lives(up, "one")) == deaths + 1, f"it lives again; {up.told()}", 200)  # type: ignore[misc]
-    assert "one has ended (SIGKILL); it is started again in 1 s" in up.lines
-    assert "one has ended (SIGKILL); it is started again in 2 s" in up.lines
+    assert "one has ended (SIGKILL); it is started again in 0.2 s" in up.lines
+    assert "one has ended (SIGKILL); it is started again in 0.4 s" in up.lines
     assert len(lives(up, "two")) == 1
 
 
