@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,6 +48,8 @@ class Run:
         self._rows = [row for row, _ in self.moments]
         self._times = [us for _, us in self.moments]
         self.lines = self._read()
+        self._latest = list(accumulate((line["row"] for line in self.lines), max))
+        """By line: the latest row up to there."""
 
     def _read(self) -> list[Line]:
         """The results, in the order of their release."""
@@ -68,6 +71,11 @@ class Run:
     def row_at(self, at_us: int) -> int:
         """The last row that was emitted before a moment, to within a few rows."""
         return max((row for row, us in self.moments if us <= at_us), default=-1)
+
+    def lines_behind(self, row: int) -> Iterator[Line]:
+        """The results of later rows, in the order of their release."""
+        start = bisect_right(self._latest, row)
+        return (line for line in islice(self.lines, start, None) if line["row"] > row)
 
     def releases(self, stage: str) -> list[Release]:
         """The results of records, by the keys of a stage. Those of timers come when event time says so."""
@@ -171,10 +179,11 @@ def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
     """Milliseconds until half of the stricken keys had a result again whose row was emitted behind the fault
     (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is
     the first, or the second if the fault holds no results up."""
-    row = run.row_at(struck.at_us)
     first: dict[str, int] = {}
-    for line in run.lines:
-        if line["row"] > row and line["kind"] == ENTRY:
+    for line in run.lines_behind(run.row_at(struck.at_us)):
+        if len(first) == len(struck.keys):
+            break
+        if line["kind"] == ENTRY:
             for key in (line["account"], line["shop"]):
                 if key in struck.keys and key not in first:
                     first[key] = righted(line["_released_us"], run.begun_us)
