@@ -6,7 +6,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +133,6 @@ def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs, first:
     assert len(one.results()) == 40, "nothing was appended"
 
 
-def _needless(origin: Checkpoint, folder: str, names: list[str]) -> set[str]:
-    return origin.needless(names)
-
-
 def test_a_checkpoint_goes_on_elsewhere_without_what_is_old_and_though_the_place_it_comes_from_is_gone(
     rig: Rigs,
 ) -> None:
@@ -152,8 +147,7 @@ def test_a_checkpoint_goes_on_elsewhere_without_what_is_old_and_though_the_place
     for place, start in ((elsewhere, 20), (checkpoint(one), 40)):
         place.parent.mkdir(exist_ok=True)
         before = checkpoint(one) if place == elsewhere else elsewhere
-        origin = Checkpoint(before)
-        shutil.copytree(before, place, ignore=partial(_needless, origin))
+        shutil.copytree(before, place, ignore=Checkpoint(before).needless)
         shutil.rmtree(before)
         assert not (place / "state" / "0" / "0" / "1.changelog").exists()
         one.start(checkpoint=place)

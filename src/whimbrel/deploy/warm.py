@@ -1,4 +1,4 @@
-"""Makes the archive of Spark's classes (spark/archive.py): `whimbrel warm`, which `make setup` and `whimbrel up` run.
+"""Makes the archive of Spark's classes (spark/archive.py): `whimbrel warm`, which `make test` runs.
 
 A process of its own runs a small pipeline twice, the second time from the checkpoints of the first, with a move and a
 stateless part: whatever a site does. When its JVM ends, it writes what it has loaded.
@@ -6,7 +6,6 @@ stateless part: whatever a site does. When its JVM ends, it writes what it has l
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.core.operator import Emit, Operator, State
 from whimbrel.pipeline import Items, Pipeline
 from whimbrel.spark.archive import SILENT, archives, keep
-from whimbrel.spark.java import find_java
+from whimbrel.spark.session import JVM_OPTIONS, TUNED, java_home, session
 
 TIMEOUT = 600.0
 """Seconds that it may take; on two quiet cores it takes forty."""
@@ -28,16 +27,13 @@ TIMEOUT = 600.0
 
 def make_archive() -> Path:
     """Make the archive for the Java that Spark would use. Raises `Unavailable` if there is no Java, or it cannot."""
-    java = find_java()
-    if java is None:
-        raise Unavailable("Spark needs Java 17, or 21 and later, and none was found")
+    java = java_home()
     archives().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archives(), prefix="making-") as folder:
         made = Path(folder, "archive.jsa")
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "whimbrel.deploy.warm", made],
-                env={**os.environ, "JAVA_HOME": java},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -76,7 +72,6 @@ def _rows() -> Iterator[dict[str, Any]]:
 def _train(made: str) -> str:
     """Run a small pipeline in a JVM that writes an archive when it ends; return that JVM's class path."""
     from whimbrel.deploy.embedded import run
-    from whimbrel.spark.session import JVM_OPTIONS, TUNED, session
 
     writes = {JVM_OPTIONS: f"{TUNED[JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made} {SILENT}"}
     spark = session("whimbrel-warm", extra=writes, archived=False)

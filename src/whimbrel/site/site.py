@@ -210,13 +210,7 @@ class Site:
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            origin = Checkpoint(there)
-
-            def needless(folder: str, names: list[str]) -> set[str]:
-                # A query that has just ended may still be removing temporary files.
-                return {name for name in names if name.endswith(".tmp")} | origin.needless(names)
-
-            shutil.copytree(there, whole, ignore=needless)
+            shutil.copytree(there, whole, ignore=Checkpoint(there).needless)
             batch = Checkpoint(whole).planned
             (whole / COPIED).write_text(json.dumps({"batch": batch}), encoding="utf-8")
             if self._durable:

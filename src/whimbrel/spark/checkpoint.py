@@ -79,12 +79,15 @@ class Checkpoint:
         """From where to where a batch goes in its inbox."""
         return self.end(batch - 1), self.end(batch)
 
-    def needless(self, names: Iterable[str]) -> set[str]:
-        """Files of one folder here that a start can do without: state from before the last whole one that it may go on
-        from. Spark removes those in its own time, once in some minutes."""
+    def needless(self, folder: str, names: Iterable[str]) -> set[str]:
+        """For `shutil.copytree`: what of a folder here a start can do without. Temporary files, which a query that has
+        just ended may still be removing; and state from before the last whole one that the start may go on from, which
+        Spark removes in its own time, once in some minutes."""
+        names, done = list(names), self.committed + 1
         numbered = [(int(found[1]), found[2], name) for name in names if (found := STATE.fullmatch(name))]
-        last = max((n for n, kind, _ in numbered if kind == "zip" and n <= self.committed + 1), default=-1)
-        return {name for n, kind, name in numbered if n < last or (n == last and kind == "changelog")}
+        last = max((n for n, kind, _ in numbered if kind == "zip" and n <= done), default=-1)
+        old = {name for n, kind, name in numbered if n < last or (n == last and kind == "changelog")}
+        return old | {name for name in names if name.endswith(".tmp")}
 
     def settle(self) -> None:
         """Let what lies here name nothing that lies elsewhere. Spark writes whole paths, and reads the files there when

@@ -102,7 +102,7 @@ def session(
     """
     from pyspark.sql import SparkSession  # here, and not above: it takes a second, in which a JVM can start
 
-    home = _java()
+    home = java_home()
     builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
     for key, value in _settings(home, tuned, archived, extra or {}).items():
         builder = builder.config(key, value)
@@ -121,7 +121,7 @@ def launch() -> None:
     import before it asks for one."""
     from pyspark import SparkConf, SparkContext
 
-    conf = SparkConf().setAll(list(_settings(_java(), tuned=True, archived=True, extra={}).items()))
+    conf = SparkConf().setAll(list(_settings(java_home(), tuned=True, archived=True, extra={}).items()))
 
     def start() -> None:
         with suppress(Exception), quiet_children():  # `session` tries again, and says what is wrong
@@ -131,7 +131,7 @@ def launch() -> None:
     _launches[-1].start()
 
 
-def _java() -> str:
+def java_home() -> str:
     """The home of Java, which the environment then names as well. Raises `Unavailable` if there is none."""
     home = find_java()
     if home is None:

@@ -130,9 +130,9 @@ class InboxReader(DataSourceStreamReader):
         self._signals = Signals(reading.nearby)
         self._trimmed = dict.fromkeys(LANES, 0)
         self._finished: Offset | None = None
-        self._asked: Offset | None = None
-        self._began, self._due = -math.inf, -math.inf
-        """When the last batch began, and before when the next one does not, if nobody hurries."""
+        self._began = -math.inf
+        self._due: float | None = -math.inf
+        """Before when the next batch does not begin, if nobody hurries; None while one is under way."""
 
     def initialOffset(self) -> Offset:
         log = open_log(self.reading.path)
@@ -147,11 +147,11 @@ class InboxReader(DataSourceStreamReader):
                 self._finish(start)
                 self._finished = start
         log = open_log(self.reading.path)
-        if start != self._asked:
-            self._due, self._asked = self._next(log, start), start
-        if not self._awaits(log, start):
+        if self._due is None:
+            self._due = self._next(log, start)
+        if not self._awaits(log, start, self._due):
             return start
-        self._began = time.monotonic()
+        self._began, self._due = time.monotonic(), None
         data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
         return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
 
@@ -173,12 +173,12 @@ class InboxReader(DataSourceStreamReader):
         if a whole one waits already."""
         pace, took = self.reading.pace_ms / 1000, time.monotonic() - self._began
         late = 0.0 if log.backlog(start["data"]) >= self.reading.max_records else max(took - pace, 0.0)
-        return self._began + max(pace, took + min(late, LONGEST_REST * pace)) if math.isfinite(took) else -math.inf
+        return self._began + max(pace, took + min(late, LONGEST_REST * pace))
 
-    def _awaits(self, log: Log, start: Offset) -> bool:
+    def _awaits(self, log: Log, start: Offset, due: float) -> bool:
         """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
         pace = self.reading.pace_ms / 1000
-        due, end = self._due, time.monotonic() + pace
+        end = time.monotonic() + pace
         while not self._signals.halts:
             now = time.monotonic()
             if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
