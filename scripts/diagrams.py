@@ -76,7 +76,7 @@ class Arrow(NamedTuple):
 def fresh(protocol: Protocol) -> Migration:
     """A migration that nothing has happened to yet."""
     move = Move(
-        "m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.routing
+        "m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.options
     )
     return Migration(move, "here", "there")
 

@@ -183,13 +183,13 @@ class Place:
         out = self.instance.apply(records)
         self.instance.deltas()
         number = next(self.batch)
-        for to in sorted({post.to for post in out.posts}):
-            posts = [(p.kind, p.bin, p.body) for p in out.posts if p.to == to]
-            blob = codec.encode_posts(posts)
-            inbox_of(to).append(blob, count=len(posts), writer=self.name, counter=number, lane=Lane.CONTROL)
+        for to in sorted({message.to for message in out.messages}):
+            messages = [(p.kind, p.bin, p.body) for p in out.messages if p.to == to]
+            blob = codec.encode_messages(messages)
+            inbox_of(to).append(blob, count=len(messages), writer=self.name, counter=number, lane=Lane.CONTROL)
         blob = join_outgoing([wire.encode(Outgoing(out.results, out.notices))], {}, {})
         self.outbox.append(blob, count=len(out.results), writer=self.name, counter=number)
-        lines = [f"post to {post.to}: {told(post.kind, post.body)}" for post in out.posts]
+        lines = [f"message to {message.to}: {told(message.kind, message.body)}" for message in out.messages]
         lines += [f"result {result_told(result)}" for result in out.results]
         return lines + [f"notice {notice_told(notice)}" for notice in out.notices]
 
@@ -300,8 +300,8 @@ def told(kind: int, body: Any, record: Record | None = None) -> str:
         return f"{body[0]}={body[1]:g} (epoch {record.epoch})"
     if kind == Kind.PARCEL:
         parcel = wire.unpack(body, Parcel)
-        state = {key: msgspec.msgpack.decode(luggage.state) for key, luggage in parcel.keys.items()}
-        reach = {key: place(luggage.seq) for key, luggage in parcel.keys.items()}
+        state = {key: msgspec.msgpack.decode(key_state.state) for key, key_state in parcel.keys.items()}
+        reach = {key: place(key_state.seq) for key, key_state in parcel.keys.items()}
         return f"{name} {', '.join(f'{key}: {state[key]} up to {reach[key]}' for key in state)}"
     if kind == Kind.SHIPPED:
         shipped = wire.unpack(body, Shipped)

@@ -21,7 +21,7 @@ from whimbrel.core.operator import Emit
 from whimbrel.core.record import Outgoing, Result, Said
 from whimbrel.egress.outlet import Commit
 from whimbrel.log import Lane, MemoryLog
-from whimbrel.log.codec import encode_posts
+from whimbrel.log.codec import encode_messages
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles.ages import check_way_out
@@ -80,8 +80,8 @@ class House:
             role.first.gateway.ingest([("late", ("late",), None)], "by hand", batch)
         results = [Result("k", 0, batch, n, 1, 1, {"key": f"r{n}"}) for n in range(5)]
         who: dict[str, Any] = {"writer": "one-1@x", "counter": batch}
-        posts = encode_posts([(5, 0, b"parcel %d" % batch)])
-        self.logs.inbox("one-2").append(posts, count=1, writer="one-1@x", counter=number(batch), lane=Lane.CONTROL)
+        messages = encode_messages([(5, 0, b"parcel %d" % batch)])
+        self.logs.inbox("one-2").append(messages, count=1, writer="one-1@x", counter=number(batch), lane=Lane.CONTROL)
         said = Said([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"one-2": batch})
         self.logs.outbox("one-1").append(wire.pack(said), count=5, **who)
         role.first.outlet.wake()
@@ -148,10 +148,10 @@ def test_a_file_of_an_earlier_moment_is_refused(house: House, moments: tuple[Pat
 
 
 def test_posts_that_are_missing_are_noticed(house: House) -> None:
-    """Nothing was routed to the second instance: all it has was posted to it."""
+    """Nothing was routed to the second instance: all it has was sent to it."""
     for path in (house.data / "logs").glob("inbox-one-2.db*"):
         path.unlink()
-    with pytest.raises(Stale, match=r"the inbox of one-2 lacks its last part: one-1 has posted to it in batch 1"):
+    with pytest.raises(Stale, match=r"the inbox of one-2 lacks its last part: one-1 has sent to it in batch 1"):
         house.open()
 
 

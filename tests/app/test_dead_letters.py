@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import whimbrel as wb
-from tests.app.test_savings import Sum
+from tests.app.test_checkpointer import Sum
 from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection

@@ -13,24 +13,24 @@ from whimbrel.core.errors import Corrupt, Unavailable
 from whimbrel.core.link import Link
 from whimbrel.core.record import Kind
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
-from whimbrel.log.codec import encode_posts, posts
+from whimbrel.log.codec import encode_messages, messages
 from whimbrel.site.forwarder import PIECE_US, Forwarder, Sending, number
 
 SLOW = Link(delay_us=1000, rate=8_000_000)  # a byte a microsecond
-SIZE = PIECE_US * 2 // 5  # two posts a piece
+SIZE = PIECE_US * 2 // 5  # two messages a piece
 
 
 def sending(counter: int, texts: str, *, writer: str = "s-1@x", size: int = SIZE, to: str = "s-2") -> Sending:
-    """Posts of one size, each filled with a letter."""
-    blob = encode_posts((Kind.PARCEL, 0, letter.encode() * size) for letter in texts)
+    """Messages of one size, each filled with a letter."""
+    blob = encode_messages((Kind.PARCEL, 0, letter.encode() * size) for letter in texts)
     return Sending("s-1", to, writer, counter, blob)
 
 
 def read(inbox: Log) -> list[str]:
-    """What has arrived: by entry, the letters of its posts."""
+    """What has arrived: by entry, the letters of its messages."""
     entries = inbox.read(0, lane=Lane.CONTROL)
-    assert [entry.records for entry in entries] == [len(posts(entry.blob)) for entry in entries]
-    return ["".join(body[:1].decode() for _, _, body in posts(entry.blob)) for entry in entries]
+    assert [entry.records for entry in entries] == [len(messages(entry.blob)) for entry in entries]
+    return ["".join(body[:1].decode() for _, _, body in messages(entry.blob)) for entry in entries]
 
 
 class House:
@@ -126,16 +126,17 @@ def test_an_append_that_is_repeated_is_taken_over_once() -> None:
     assert house.forwarder.append(sending(7, "ab")) is None
     house.finish()
     assert house.forwarder.append(sending(7, "ab")) is None
-    assert house.forwarder.append(sending(7, "ab", to="s-3")) == 1  # a batch posts to several, under one number
+    assert house.forwarder.append(sending(7, "ab", to="s-3")) == 1  # a batch messages to several, under one number
     house.finish()
     assert house.arrived == ["ab"]
     assert read(house.inboxes["s-3"]) == ["ab"]
 
 
 def test_what_has_come_another_way_is_not_delivered_again() -> None:
-    """A batch that is repeated after its instance was relocated: its posts went through another spool, or directly."""
+    """A batch that is repeated after its instance was relocated: its messages went through another spool, or
+    directly."""
     house = House()
-    blob = sending(7, "ab").posts
+    blob = sending(7, "ab").messages
     house.inboxes["s-2"].append(blob, count=2, writer="s-1@x", counter=number(7), lane=Lane.CONTROL)
     house.forwarder.append(sending(7, "ab"))
     house.forwarder.append(sending(8, "cd"))
@@ -197,7 +198,7 @@ def test_a_death_at_any_append_loses_and_repeats_nothing(at: int, after: bool) -
 
 
 def test_a_death_may_be_followed_by_another_link() -> None:
-    """Other pieces, the same posts."""
+    """Other pieces, the same messages."""
     house = House()
     house.forwarder.append(sending(0, "abcdefg"))
     for moment in (0, 2 * SIZE + 1000):
@@ -214,7 +215,9 @@ def test_a_death_may_be_followed_by_another_link() -> None:
 def test_a_death_between_the_last_piece_and_the_trim_is_only_tidied_up() -> None:
     house = House()
     house.forwarder.append(sending(0, "ab"))
-    house.inboxes["s-2"].append(sending(0, "ab").posts, count=2, writer="s-1@x", counter=number(0), lane=Lane.CONTROL)
+    house.inboxes["s-2"].append(
+        sending(0, "ab").messages, count=2, writer="s-1@x", counter=number(0), lane=Lane.CONTROL
+    )
     house.begin()
     house.finish()
     assert house.arrived == ["ab"]

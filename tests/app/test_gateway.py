@@ -20,8 +20,8 @@ from tests.app.failing import Died, FailingLog, Fuse
 from whimbrel.core import wire
 from whimbrel.core.errors import Bug, Corrupt, Stop, Trimmed, Unavailable
 from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of
-from whimbrel.core.record import Kind, Move, Record, Saved
-from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
+from whimbrel.core.record import Checkpointed, HandoverOptions, Kind, Move, Record, RestoreOptions
+from whimbrel.core.router import UNOWNED, Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import EmbeddedLog, chunks, codec
@@ -105,7 +105,7 @@ def move(id: str, *keys: str, to: str = "s-2", source: str = "s-1", epoch: int =
         selection=Selection(keys=frozenset(keys)),
         epoch=epoch,
         routers=frozenset({"gateway"}),
-        routing="hold" if hold else "dual",
+        options=HandoverOptions(hold),
     )
 
 
@@ -136,8 +136,7 @@ LOST = Move(
     selection=Selection(keys=frozenset({"a", "c", "d"})),
     epoch=2,
     routers=frozenset({"gateway"}),
-    routing="replay",
-    parties=frozenset({"s-2"}),
+    options=RestoreOptions(parties=frozenset({"s-2"})),
 )
 SINCE = {"gateway": 6 * codec.ROWS + 1}
 
@@ -173,7 +172,7 @@ SCRIPT: list[Step] = [
 ]
 RESCUE: list[Step] = [
     *SCRIPT,
-    lambda world: world.gateway.order_saving(0),
+    lambda world: world.gateway.order_checkpoint(0),
     order(Fence(LOST)),
     send(11, *KEYS),
     save,
@@ -434,24 +433,24 @@ def test_the_log_is_trimmed_only_as_far_as_everything_is_in_savings_that_count()
     world = World(stores=True)
     for number in range(4):
         send(number, *KEYS)(world)
-    world.gateway.order_saving(0)
+    world.gateway.order_checkpoint(0)
     send(4, *KEYS)(world)
     save(world)
-    assert (world.gateway.covered(), world.logs["ingress"].head()) == (-1, 0)
-    saved = Saved("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS)
+    assert (world.gateway.horizon(), world.logs["ingress"].head()) == (-1, 0)
+    saved = Checkpointed("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS)
     world.gateway.count(saved)
     save(world)
-    assert (world.gateway.covered(), world.logs["ingress"].head()) == (4 * codec.ROWS, 4)
+    assert (world.gateway.horizon(), world.logs["ingress"].head()) == (4 * codec.ROWS, 4)
     world.reborn()
-    assert world.gateway.covered() == 4 * codec.ROWS, "also for a successor, whom nobody has told yet"
+    assert world.gateway.horizon() == 4 * codec.ROWS, "also for a successor, whom nobody has told yet"
 
 
 def test_the_oldest_checkpoint_that_is_kept_keeps_its_records() -> None:
     world = World(stores=True)
     for number in range(4):
         send(number, *KEYS)(world)
-    world.gateway.order_saving(0)
-    world.gateway.count(Saved("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS))
+    world.gateway.order_checkpoint(0)
+    world.gateway.count(Checkpointed("s-1", 0, 1, "gateway", 4 * codec.ROWS, 4 * codec.ROWS))
     world.gateway.keep_from(2 * codec.ROWS)
     save(world)
     assert world.logs["ingress"].head() == 2
@@ -460,15 +459,17 @@ def test_the_oldest_checkpoint_that_is_kept_keeps_its_records() -> None:
 def test_the_order_to_save_stands_between_the_records() -> None:
     world = World(stores=True)
     send(0, "a")(world)
-    world.gateway.order_saving(0)
-    world.gateway.order_saving(0)
+    world.gateway.order_checkpoint(0)
+    world.gateway.order_checkpoint(0)
     send(1, "a")(world)
-    assert [Kind(record.kind) for record in world.inbox("s-1")] == [Kind.DATA, Kind.SAVE, Kind.DATA]
+    assert [Kind(record.kind) for record in world.inbox("s-1")] == [Kind.DATA, Kind.BARRIER, Kind.DATA]
 
 
 def test_keys_that_nobody_owns_are_in_no_inbox_also_if_all_others_go_to_one() -> None:
     world = World(stores=True)
-    lost = Move("r1", "s", "restore", "s-1", "s-2", Selection(keys=frozenset("a")), 1, frozenset({"gateway"}), "replay")
+    lost = Move(
+        "r1", "s", "restore", "s-1", "s-2", Selection(keys=frozenset("a")), 1, frozenset({"gateway"}), RestoreOptions()
+    )
     order(Fence(lost))(world)
     send(0, "a", "b")(world)
     assert [record.key for record in world.inbox("s-1")] == ["b"]
@@ -532,7 +533,7 @@ def lost(id: str = "r1", epoch: int = 1, to: str = "s-2") -> Move:
         destination=to,
         selection=Selection(keys=frozenset("ab")),
         epoch=epoch,
-        parties=frozenset({"s-1"}),
+        options=RestoreOptions(parties=frozenset({"s-1"})),
     )
 
 
@@ -555,11 +556,11 @@ def restored(world: World, since: int, move: Move) -> list[int]:
 
 def test_nothing_is_trimmed_between_a_fence_and_its_restoration_whatever_is_given_up_meanwhile() -> None:
     world = lived()
-    world.gateway.order_saving(0)
-    world.gateway.count(Saved("s-1", 0, 1, "gateway", 7 * codec.ROWS, 7 * codec.ROWS))
+    world.gateway.order_checkpoint(0)
+    world.gateway.count(Checkpointed("s-1", 0, 1, "gateway", 7 * codec.ROWS, 7 * codec.ROWS))
     world.gateway.keep_from(7 * codec.ROWS)  # a checkpoint that was under way when the fence came
-    assert world.gateway._coverage is not None
-    world.gateway._coverage.covered = 7 * codec.ROWS
+    assert world.gateway._horizon is not None
+    world.gateway._horizon.horizon = 7 * codec.ROWS
     world.save()
     assert world.logs["ingress"].head() == 0
     assert restored(world, 2, lost()) == [200, 300, 400, 500]
@@ -573,7 +574,7 @@ def test_a_restoration_whose_records_are_gone_gets_no_place_in_the_log() -> None
     with pytest.raises(Trimmed, match="position 2 was trimmed; the log now starts at 3"):
         restored(world, 2, lost())
     assert world.logs["ingress"].counter("coordinator/r1/RESTORE") == -1
-    assert world.gateway.router.owners() >= {NOBODY}
+    assert world.gateway.router.owners() >= {UNOWNED}
     send(6, "a", "c")(world)
     assert [(r.key, r.body[0]) for r in world.inbox("s-1")][-1] == ("c", 601)
     order(Fence(lost("r2", 2)))(world)
@@ -620,7 +621,7 @@ def test_a_restoration_in_the_log_that_cannot_be_read_keeps_no_gateway_from_star
         world.reborn()
         assert "r1 needs all records of gateway from position 2 on" in world.gateway.refused["r1"]
         assert "the log now starts at 3" in world.gateway.refused["r1"] or life
-        assert NOBODY in world.gateway.router.owners()
+        assert UNOWNED in world.gateway.router.owners()
         assert [r.key for r in world.inbox("s-2")] == []
         with pytest.raises(Stop, match="restore them again"):  # whoever says it again hears why
             restored(world, 2, lost())
@@ -630,12 +631,12 @@ def test_a_restoration_in_the_log_that_cannot_be_read_keeps_no_gateway_from_star
         order(command)(world)
     send(9, "c")(world)
     world.reborn()
-    assert world.gateway.router.owners() == {"s-1", "s-2", NOBODY}
+    assert world.gateway.router.owners() == {"s-1", "s-2", UNOWNED}
     order(Fence(lost("r2", 2)))(world)
     assert restored(world, 3, lost("r2", 2)) == [300, 400, 500, 600, 700, 800]
     world.save()
     world.reborn()
-    assert NOBODY not in world.gateway.router.owners()
+    assert UNOWNED not in world.gateway.router.owners()
     assert world.gateway.refused.keys() == {"r1"}, "until somebody has been told, and for whoever asks again"
 
 
@@ -649,7 +650,7 @@ def test_a_restoration_that_was_replayed_is_not_read_again_by_a_successor() -> N
     assert world.logs["ingress"].head() == 8
     world.reborn()
     assert (world.gateway.refused, world.inboxes()) == ({}, before)
-    assert NOBODY not in world.gateway.router.owners()
+    assert UNOWNED not in world.gateway.router.owners()
 
 
 class Damaged(MemoryLog):
@@ -675,7 +676,7 @@ def test_records_that_are_damaged_end_a_restoration_and_nothing_else(bad: int, m
     for _ in range(2):
         with pytest.raises(Stop, match=f"entry {bad} is damaged"):
             restored(world, 2, lost())
-        assert NOBODY in world.gateway.router.owners()
+        assert UNOWNED in world.gateway.router.owners()
     send(6, "c")(world)
     assert world.inbox("s-1")[-1].body == (600,)
 

@@ -1,4 +1,4 @@
-"""The links between sites: which way posts go, what is counted, and that nothing overtakes on the way."""
+"""The links between sites: which way messages go, what is counted, and that nothing overtakes on the way."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class House:
         if self.links is not None:
             self.links.stop()
 
-    def post(self, counter: int, texts: str, source: str = "s-1", to: str = "s-2") -> int | None:
+    def send(self, counter: int, texts: str, source: str = "s-1", to: str = "s-2") -> int | None:
         """As a sink does it."""
         assert self.links is not None
-        blob, writer = sending(0, texts, size=SIZE).posts, f"{source}@x"
+        blob, writer = sending(0, texts, size=SIZE).messages, f"{source}@x"
         inbox = self.links.inbox(source, to)
         return inbox.append(blob, count=len(texts), writer=writer, counter=counter, lane=Lane.CONTROL)
 
@@ -108,8 +108,8 @@ def test_sites_whose_spools_would_have_one_name_are_refused() -> None:
 def test_over_an_ideal_link_posts_go_directly_and_are_counted(house: House) -> None:
     links = house.begin()
     assert links.status() == {}
-    assert house.post(0, "ab") == 0
-    assert house.post(0, "ab") is None
+    assert house.send(0, "ab") == 0
+    assert house.send(0, "ab") is None
     assert house.arrived() == "ab"
     assert links.status() == {"cloud->edge-1": LinkStatus("ideal", False, 2 * SIZE, 0)}
     assert list(house.folder.iterdir()) == []
@@ -118,8 +118,8 @@ def test_over_an_ideal_link_posts_go_directly_and_are_counted(house: House) -> N
 def test_at_one_site_posts_take_no_link_at_all(house: House) -> None:
     links = house.begin("delay=10s")
     house.places["s-2"] = "cloud"
-    house.post(0, "ab")
-    house.post(1, "cd", to="s-1")
+    house.send(0, "ab")
+    house.send(1, "cd", to="s-1")
     assert (house.arrived(), house.arrived("s-1")) == ("ab", "cd")
     assert {pair.sent_bytes + pair.under_way_bytes for pair in links.status().values()} == {0}
     assert len(links.status()) == 6
@@ -128,8 +128,8 @@ def test_at_one_site_posts_take_no_link_at_all(house: House) -> None:
 def test_over_any_other_link_they_arrive_in_their_order_and_time(house: House) -> None:
     links = house.begin({("cloud", "edge-1"): "delay=20ms,rate=2mbit"})
     for counter, text in enumerate(["abc", "de", "f"]):
-        house.post(counter, text)
-        house.post(counter, text, to="s-3")
+        house.send(counter, text)
+        house.send(counter, text, to="s-3")
     assert house.arrived("s-3") == "abcdef"
     assert not links.is_idle()
     until(links.is_idle, "everything has arrived")
@@ -149,12 +149,12 @@ def test_over_any_other_link_they_arrive_in_their_order_and_time(house: House) -
 @pytest.mark.parametrize("link", [IDEAL, "delay=1ms", "rate=10mbit"])
 def test_a_cut_link_holds_everything_until_it_is_mended(house: House, link: str) -> None:
     links = house.begin(link)
-    house.post(0, "ab")
+    house.send(0, "ab")
     until(links.is_idle, "everything has arrived")
     links.cut("edge-1", "cloud")
-    house.post(1, "cd")
-    house.post(0, "xy", source="s-2", to="s-1")
-    house.post(0, "k", to="s-3")
+    house.send(1, "cd")
+    house.send(0, "xy", source="s-2", to="s-1")
+    house.send(0, "k", to="s-3")
     until(lambda: house.arrived("s-3") == "k", "other links are not cut")
     assert (house.arrived(), house.arrived("s-1")) == ("ab", "")
     status = links.status()
@@ -162,7 +162,7 @@ def test_a_cut_link_holds_everything_until_it_is_mended(house: House, link: str)
     assert status["cloud->edge-1"].under_way_bytes == 2 * SIZE
     assert not links.is_idle()
     links.cut("cloud", "edge-1", is_cut=False)
-    house.post(2, "ef")
+    house.send(2, "ef")
     until(links.is_idle, "everything has arrived")
     assert (house.arrived(), house.arrived("s-1")) == ("abcdef", "xy")
     assert links.status()["cloud->edge-1"].sent_bytes == 6 * SIZE
@@ -182,7 +182,7 @@ def test_a_link_that_is_not_there_can_be_neither_cut_nor_mended(house: House) ->
 
 def test_what_is_told_after_the_end_needs_no_file(house: House) -> None:
     links = house.begin("delay=10s")
-    house.post(0, "ab")
+    house.send(0, "ab")
     links.stop()
     for file in house.folder.iterdir():
         file.unlink()
@@ -200,19 +200,19 @@ def test_posts_under_way_are_not_overtaken_when_an_instance_is_relocated(
     """The batch that was under way is repeated at the new place, and others follow."""
     links = house.begin(running=not dies)
     links.cut("cloud", "edge-1")
-    house.post(0, "ab")
-    house.post(1, "cd")
+    house.send(0, "ab")
+    house.send(1, "cd")
     house.places |= moved
     if dies:
         links = house.begin(running=False)
-    house.post(1, "cd")
-    house.post(2, "ef")
+    house.send(1, "cd")
+    house.send(2, "ef")
     if dies:
         links.start()
     links.cut("cloud", "edge-1", is_cut=False)
     until(links.is_idle, "everything has arrived")
-    house.post(2, "ef")
-    house.post(3, "gh")
+    house.send(2, "ef")
+    house.send(3, "gh")
     assert house.arrived() == "abcdefgh"
 
 
@@ -224,19 +224,19 @@ def test_posts_of_an_instance_that_came_from_another_process_queue_up_behind_tho
     cloud, edge = house.of("cloud", link), house.of("edge-2", link)
     cloud.cut("cloud", "edge-1")
     house.links = cloud
-    house.post(0, "ab")
-    house.post(1, "cd")
+    house.send(0, "ab")
+    house.send(1, "cd")
     house.places["s-1"] = "edge-2"
     house.links = edge
     edge.look("s-1")
-    house.post(1, "cd")
-    house.post(2, "ef")
+    house.send(1, "cd")
+    house.send(2, "ef")
     assert house.arrived() == ""
     assert edge.status("edge-2").keys() == {"edge-2->cloud", "edge-2->edge-1"}
     assert (cloud.is_idle(), edge.is_idle()) == (False, True)
     cloud.cut("cloud", "edge-1", is_cut=False)
     until(cloud.is_idle, "everything has arrived")
-    house.post(3, "gh")
+    house.send(3, "gh")
     until(lambda: house.arrived() == "abcdefgh", "what comes now takes its own way")
     cloud.stop()
 
@@ -244,14 +244,14 @@ def test_posts_of_an_instance_that_came_from_another_process_queue_up_behind_tho
 @pytest.mark.parametrize("second", [IDEAL, "rate=5mbit"])
 def test_what_a_run_left_in_a_spool_is_delivered_by_the_next_whatever_its_links(house: House, second: str) -> None:
     links = house.begin("delay=1ms,rate=1mbit", running=False)
-    house.post(0, "abcd")
+    house.send(0, "abcd")
     assert links.status()["cloud->edge-1"].under_way_bytes == 4 * SIZE
     links = house.begin(second, running=False)
-    house.post(0, "abcd")
-    house.post(1, "ef")
+    house.send(0, "abcd")
+    house.send(1, "ef")
     links.start()
     until(links.is_idle, "everything has arrived")
-    house.post(1, "ef")
+    house.send(1, "ef")
     assert house.arrived() == "abcdef"
 
 

@@ -79,6 +79,7 @@ def test_a_watch_that_fails_again_and_again_is_logged_once(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.005)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.005)
     failures: list[str] = []
 
     class Failing(House):

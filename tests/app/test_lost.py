@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import whimbrel as wb
-from tests.app.test_savings import PARTS, RARELY, Hand, Sum
+from tests.app.test_checkpointer import PARTS, RARELY, Hand, Sum
 from tests.app.waiting import until
-from whimbrel.checkpoints import savings as savings_role
+from whimbrel.checkpoints import checkpointer as checkpointer_role
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols.machine import Migration
-from whimbrel.core.router import NOBODY
+from whimbrel.core.router import UNOWNED
 from whimbrel.log.contract import Lane
 from whimbrel.log.folder import Logs
 from whimbrel.log.readers import INSTANCE
@@ -75,12 +75,12 @@ class House:
     def site(self) -> Any:
         """It does what it must."""
 
-        def post(source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        def send(source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
             self.logs.inbox(destination).append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
 
         nothing = lambda *arguments, **named: None  # noqa: E731
         return SimpleNamespace(
-            start=nothing, stop=nothing, place=nothing, post=post, failed=dict, status=SiteStatus, is_idle=lambda: True
+            start=nothing, stop=nothing, place=nothing, send=send, failed=dict, status=SiteStatus, is_idle=lambda: True
         )
 
     def hear(self, stage: str, notice: Any) -> None:
@@ -115,14 +115,14 @@ class House:
 
     def save(self) -> int:
         """A checkpoint of all; its number."""
-        savings = self.role.first.savings
-        assert savings is not None
-        before = savings.status().checkpoint or 0
-        savings.order()
+        checkpointer = self.role.first.checkpointer
+        assert checkpointer is not None
+        before = checkpointer.status().checkpoint or 0
+        checkpointer.order()
 
         def is_made() -> bool:
             self.batch()
-            return savings.status().checkpoint == before + 1
+            return checkpointer.status().checkpoint == before + 1
 
         until(is_made, "the checkpoint")
         return before + 1
@@ -151,9 +151,10 @@ class House:
 
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savings_role, "FIRST", 0.01)
+    monkeypatch.setattr(checkpointer_role, "FIRST", 0.01)
     monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.02)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.02)
 
 
 @pytest.fixture
@@ -298,22 +299,28 @@ def test_no_checkpoint_is_made_while_keys_have_no_owner(house: House) -> None:
     house.send()
     house.run(house.control.migrate("sum", to="edge-1", share=0.5))
     number = house.save()
-    savings = house.role.first.savings
-    assert savings is not None
+    checkpointer = house.role.first.checkpointer
+    assert checkpointer is not None
     house.control.dead = {"cloud"}
     handle = house.control.migrate("sum", to="edge-2", at="cloud")
     until(lambda: handle.outcome == "loading", "the fence")
-    assert house.role.first.gateway.owners() == {"sum-2", NOBODY}
+    assert house.role.first.gateway.owners() == {"sum-2", UNOWNED}
     for amount in (10, 100):
         house.send(amount)
-        before = savings._ordered
-        savings.order()
-        until(lambda: savings.status().under_way_bytes == 0 and savings._ordered > before, "SAVE has its place")  # noqa: B023
+        before = checkpointer._ordered
+        checkpointer.order()
+        until(
+            lambda: checkpointer.status().under_way_bytes == 0 and checkpointer._ordered > before,  # noqa: B023
+            "BARRIER has its place",
+        )
         house.batch("sum-2")
-        until(lambda: {("sum-2", part) for part in range(PARTS)} <= savings._sealed, "all that has an owner is saved")
-        savings.wake()
-    until(lambda: savings._wake.is_set() is False, "one more look at it")
-    assert savings.status().checkpoint == number
+        until(
+            lambda: {("sum-2", part) for part in range(PARTS)} <= checkpointer._committed,
+            "all that has an owner is saved",
+        )
+        checkpointer.wake()
+    until(lambda: checkpointer._wake.is_set() is False, "one more look at it")
+    assert checkpointer.status().checkpoint == number
     house.run(handle)
     house.send(1000)
     assert house.save() == number + 1

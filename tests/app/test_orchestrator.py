@@ -69,11 +69,11 @@ class House:
     def ports(self) -> Any:
         """What the orchestrator reaches."""
         return SimpleNamespace(
-            command=lambda stage, command: self.gateway.command(command), post=self.post, failed=dict
+            command=lambda stage, command: self.gateway.command(command), send=self.send, failed=dict
         )
 
-    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
-        """What a site does with posts."""
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """What a site does with messages."""
         self.inboxes[destination].append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
 
     def clock(self) -> int:
@@ -116,6 +116,7 @@ class House:
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.01)
 
 
 @pytest.fixture
@@ -781,7 +782,7 @@ def test_a_journal_of_an_older_version_is_not_taken_for_an_empty_one(tmp_path: P
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 1")
     for opened in (Journal, lambda path: JournalReader(path).load("x")):
-        with pytest.raises(Stop, match="format 1, this version reads format 3: start in a new data directory"):
+        with pytest.raises(Stop, match="format 1, this version reads format 4: start in a new data directory"):
             opened(path)
 
 

@@ -13,7 +13,19 @@ from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said, Saved
+from whimbrel.core.record import (
+    Checkpointed,
+    Closed,
+    Move,
+    Notice,
+    Opened,
+    Outgoing,
+    Parked,
+    Ready,
+    RestoreOptions,
+    Result,
+    Said,
+)
 from whimbrel.egress.outlet import Word
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
@@ -302,8 +314,10 @@ def _never(notice: Word, number: int) -> Any:
 
 # ── With a central store ─────────────────────────────────────────────────────────────────────────────────────────────
 
-LOST = Move("r1", "s", "restore", "s-1", "s-2", A, 2, frozenset({"gateway"}), "replay", parties=frozenset({"s-1"}))
-SAVED = Saved("s-1", 0, 1, "gateway", 9, 9)
+LOST = Move(
+    "r1", "s", "restore", "s-1", "s-2", A, 2, frozenset({"gateway"}), RestoreOptions(parties=frozenset({"s-1"}))
+)
+CHECKPOINTED = Checkpointed("s-1", 0, 1, "gateway", 9, 9)
 
 
 class Treasury(Office):
@@ -353,7 +367,7 @@ def test_behind_a_fence_nothing_of_a_lost_owner_gets_out_also_after_a_restart(tm
     assert outlet.fence(LOST, 10)
     assert outlet.delivered_of(A) == {"a": 1}
     zombie = Parked("s-1", "a", 3, "gateway", "ValueError: no", "{}")
-    office.write("s-1", said((results("a", 0, 2), [zombie, CLOSED, SAVED])))
+    office.write("s-1", said((results("a", 0, 2), [zombie, CLOSED, CHECKPOINTED])))
     office.write("s-2", said((results("a", 2, 2), [])))
     until(lambda: outlet.is_idle, "everything is read")
     outlet.stop()
@@ -364,15 +378,15 @@ def test_behind_a_fence_nothing_of_a_lost_owner_gets_out_also_after_a_restart(tm
 
 
 def test_a_saving_is_told_when_it_counts(tmp_path: Path) -> None:
-    ahead = Saved("s-2", 0, 1, "gateway", 9, 9)
+    ahead = Checkpointed("s-2", 0, 1, "gateway", 9, 9)
     opened = Opened("m1", "s-2", 0, 1, A, 1)
-    boxes = {"s-2": [said((results("a", 1, 5), [opened, ahead]))], "s-1": [said((results("b", 0, 1), [SAVED]))]}
+    boxes = {"s-2": [said((results("a", 1, 5), [opened, ahead]))], "s-1": [said((results("b", 0, 1), [CHECKPOINTED]))]}
     office = Treasury(tmp_path, boxes)
     office.run()
-    assert office.heard == [opened, SAVED]
+    assert office.heard == [opened, CHECKPOINTED]
     office.write("s-1", said((results("a", 0, 4), [CLOSED])))
     office.run()
-    assert office.heard == [opened, SAVED, ahead]
+    assert office.heard == [opened, CHECKPOINTED, ahead]
 
 
 def test_a_fence_that_nobody_raises_is_not_there(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.01)
     monkeypatch.setattr("whimbrel.site.site.PERIOD", 0.01)
     house = House(tmp_path)
     yield house

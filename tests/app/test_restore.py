@@ -19,27 +19,38 @@ from tests.app.waiting import until
 from tests.store.objects import Memory
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.restoring import Restoring
-from whimbrel.checkpoints.version import Saving
+from whimbrel.checkpoints.version import Increment
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.protocols.machine import Abandoned, Loaded, Migration
-from whimbrel.core.record import Aborted, Evicted, Kind, Luggage, Move, Opened, Parcel, Ready, Unreadable
-from whimbrel.core.router import NOBODY, Restore, Router, RouteTable
-from whimbrel.core.saving import Version
+from whimbrel.core.record import (
+    Aborted,
+    Evicted,
+    KeyState,
+    Kind,
+    Move,
+    Opened,
+    Parcel,
+    Ready,
+    RestoreOptions,
+    Unreadable,
+)
+from whimbrel.core.router import UNOWNED, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.orchestrator.orchestrator import RestoreOrder
+from whimbrel.orchestrator.decisions import RestoreOrder
 
 READY = [Ready("m1", "s-2", part, 2) for part in range(2)]
 OPENED = [Opened("m1", "s-2", part, 2, replayed=5, silent=3) for part in range(2)]
 GONE = [Evicted("m1", "s-1", part, 2) for part in range(2)]
 
 
-class Saved(House):
+class Checkpointed(House):
     """A house with a store."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,26 +86,27 @@ class Saved(House):
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.01)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[Saved]:
-    house = Saved(tmp_path)
+def house(tmp_path: Path) -> Iterator[Checkpointed]:
+    house = Checkpointed(tmp_path)
     yield house
     house.end()
 
 
-def tell(house: Saved, *notices: Any) -> None:
+def tell(house: Checkpointed, *notices: Any) -> None:
     for notice in notices:
         house.orchestrator.hear("s", notice)
 
 
-def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: Saved) -> None:
+def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: Checkpointed) -> None:
     house.gateway.ingest([("a", (1,), None), ("b", (2,), None)], "source", 0)
     migration = house.restore(checkpoint=4)
     until(lambda: house.loads == [("m1", 4)], "loaded")
     assert house.said("s-1") == ["DATA", "DATA", "DISCARD"]
-    assert house.gateway.router.owners() == {NOBODY}
+    assert house.gateway.router.owners() == {UNOWNED}
     tell(house, *READY)
     house.wait_for("DATA", "DATA", "CUTOVER", inbox="s-2")
     tell(house, *OPENED, *OPENED)
@@ -116,7 +128,7 @@ def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: 
 
 
 @pytest.mark.parametrize("died", ["fencing", "loading", "replaying", "done"])
-def test_whoever_starts_from_the_journal_says_again_what_its_phase_asks_for(house: Saved, died: str) -> None:
+def test_whoever_starts_from_the_journal_says_again_what_its_phase_asks_for(house: Checkpointed, died: str) -> None:
     house.gateway.ingest([("a", (1,), None)], "source", 0)
     if died == "fencing":
         house.unfenced = [Retry("not yet") for _ in range(10_000)]
@@ -149,7 +161,7 @@ def test_whoever_starts_from_the_journal_says_again_what_its_phase_asks_for(hous
     assert house.coordinator.migrations["m1"].replayed == 10
 
 
-def test_what_is_not_there_is_asked_again(house: Saved) -> None:
+def test_what_is_not_there_is_asked_again(house: Checkpointed) -> None:
     house.unfenced, house.unloaded = [Retry("not committed yet")], [Unavailable("the store is away")]
     house.restore()
     until(lambda: house.loads == [("m1", None)], "loaded in the end")
@@ -158,7 +170,7 @@ def test_what_is_not_there_is_asked_again(house: Saved) -> None:
 
 @pytest.mark.parametrize("error", [Corrupt("the checksum does not fit"), Refused("no such checkpoint")])
 def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epoch_of_its_own(
-    house: Saved, error: Exception
+    house: Checkpointed, error: Exception
 ) -> None:
     house.unloaded = [error]
     migration = house.restore()
@@ -178,7 +190,7 @@ def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epo
 
 @pytest.mark.parametrize("by_notice", [False, True], ids=["by the answer", "by a notice"])
 def test_a_log_that_cannot_be_read_again_ends_the_attempt_and_the_keys_can_be_restored_again(
-    house: Saved, by_notice: bool, monkeypatch: pytest.MonkeyPatch
+    house: Checkpointed, by_notice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway refuses RESTORE; or it found out when it started, and tells so."""
     house.gateway.ingest([("a", (1,), None)], "source", 0)
@@ -212,7 +224,7 @@ def test_a_log_that_cannot_be_read_again_ends_the_attempt_and_the_keys_can_be_re
     house.wait_for("DATA", "CUTOVER", inbox="s-2")
 
 
-def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Saved) -> None:
+def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Checkpointed) -> None:
     house.migrate("push")
     house.wait_for("BEGIN")
     restoration = house.restore()
@@ -225,7 +237,7 @@ def test_moves_that_need_the_lost_one_end_and_are_journalled_as_such(house: Save
 
 
 def test_what_was_still_to_be_said_of_a_move_that_has_ended_is_not_said(
-    house: Saved, monkeypatch: pytest.MonkeyPatch
+    house: Checkpointed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, away = house.gateway.command, [True]
 
@@ -246,7 +258,7 @@ def test_what_was_still_to_be_said_of_a_move_that_has_ended_is_not_said(
 
 
 @pytest.mark.parametrize("phase", ["fencing", "loading"])
-def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(house: Saved, phase: str) -> None:
+def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(house: Checkpointed, phase: str) -> None:
     """The outlet, or the store, could not do it before; and now another attempt may be under way."""
     refusals: list[Exception] = [Retry("not yet")] * 10_000
     house.unfenced, house.unloaded = (refusals, []) if phase == "fencing" else ([], refusals)
@@ -259,7 +271,7 @@ def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(hou
     assert (house.fences, house.loads, migration.reason) == (before, [], "enough")
 
 
-def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_journalled_has_not_happened(house: Checkpointed, monkeypatch: pytest.MonkeyPatch) -> None:
     house.migrate("push")
     house.wait_for("BEGIN")
     owners, before = house.coordinator.table.owners.dump(), house.phase()
@@ -282,7 +294,7 @@ def test_what_is_not_journalled_has_not_happened(house: Saved, monkeypatch: pyte
 
 
 def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
-    house: Saved, monkeypatch: pytest.MonkeyPatch
+    house: Checkpointed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store has grown meanwhile. Were it the same writer, the inbox would take its beginning for known."""
     monkeypatch.setattr("whimbrel.checkpoints.restoring.ENTRY", 1)
@@ -290,9 +302,9 @@ def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
     store, fuse = CentralStore(memory), [False]
 
     def write(number: int, *keys: str) -> None:
-        bags = [Version.of(key, 0, Luggage(number, "gateway", [], f"{key}{number}".encode())) for key in keys]
+        bags = [Version.of(key, 0, KeyState(number, "gateway", [], f"{key}{number}".encode())) for key in keys]
         for place, one in enumerate(bags):
-            store.write("s", Saving("s-1", place, number, number, number, [one]))
+            store.write("s", Increment("s-1", place, number, number, number, [one]))
 
     class Halting(Memory):
         def get(self, name: str) -> bytes | None:
@@ -308,7 +320,7 @@ def test_a_second_load_says_everything_again_though_the_first_stopped_half_way(
     )  # fmt: skip
     outlet: Any = SimpleNamespace(delivered_of=lambda selection: {})
     restoring = Restoring("s", gateway, outlet, house.inboxes.__getitem__, store)
-    lost = Move("m1", "s", "restore", "s-1", "s-2", EVERYTHING, 1, frozenset({"gateway"}), "replay")
+    lost = Move("m1", "s", "restore", "s-1", "s-2", EVERYTHING, 1, frozenset({"gateway"}), RestoreOptions())
     fuse[0] = True
     with pytest.raises(Unavailable):
         restoring.load(lost, None)

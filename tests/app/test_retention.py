@@ -49,6 +49,7 @@ class House(Usual):
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.005)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.005)
     monkeypatch.setattr(retention, "KEPT", 3)
     monkeypatch.setattr(retention, "SLACK", 0)
 

@@ -74,6 +74,7 @@ class Slow(House):
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     monkeypatch.setattr("whimbrel.orchestrator.orchestrator.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.orchestrator.deeds.PERIOD", 0.01)
     one = Slow(tmp_path)
     yield one
     one.gate.set()

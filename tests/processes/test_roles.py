@@ -64,7 +64,7 @@ class Place:
     def take(self, instance: str, origin: str) -> int:
         return 0
 
-    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None: ...
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None: ...
 
     def carry(self, to: str, size: int) -> float:
         return 0.0

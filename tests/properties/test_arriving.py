@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.properties.mangling import mangled
 from tests.properties.test_wire import plain
-from tests.unit.records import data, luggage, mark, move, part, reloaded, switch, switching, told
+from tests.unit.records import data, key_state, mark, move, part, reloaded, switch, switching, told
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.instance import Instance
@@ -22,16 +22,16 @@ from whimbrel.core.record import Fetch, Kind, Parcel, Passed, Record, Rejected, 
 
 LIVE = move("k", id="live")
 PUSH = switching("p", id="push")
-REPLICA = move("c", routing="switch", order="replica", protocol="replicate", id="copy")
+REPLICA = switching("c", order="replica", id="copy")
 LEAVING = switching("l", id="leaving", order="demand", source="b", destination="a")
 
 KINDS = [Kind.PARCEL, Kind.SHIPPED, Kind.PASSED, Kind.REPLICA, Kind.REPLICATED, Kind.FETCH]
 SHAPE = shape_of(part().serving.operator.State)
 MESSAGES: list[Any] = [
-    Parcel("live", bin_of("k"), {"k": luggage(9, "x")}, shape=SHAPE),
-    Parcel("live", bin_of("k"), {"k": luggage(9, "x")}, 1, 2),
-    Parcel("push", bin_of("p"), {"p": luggage(9, "x")}, backlog={"p": [part().table.stored(data("p", 10, "y"))]}),
-    Parcel("copy", bin_of("c"), {"c": luggage(9, "x")}, ticks=[Tick(1, "r", 2, 3)]),
+    Parcel("live", bin_of("k"), {"k": key_state(9, "x")}, shape=SHAPE),
+    Parcel("live", bin_of("k"), {"k": key_state(9, "x")}, 1, 2),
+    Parcel("push", bin_of("p"), {"p": key_state(9, "x")}, backlog={"p": [part().table.stored(data("p", 10, "y"))]}),
+    Parcel("copy", bin_of("c"), {"c": key_state(9, "x")}, ticks=[Tick(1, "r", 2, 3)]),
     *(Shipped(id, 0, 1) for id in ("live", "push", "copy")),
     Passed("push", 0, 1, [Tick(1, "r", 2, 3)], ["c"]),
     Fetch("leaving", [1], [2, 3]),
@@ -60,7 +60,7 @@ bodies = (
     | altered()
     | st.sampled_from([wire.pack(message) for message in MESSAGES])
 )
-posts = st.lists(st.tuples(st.sampled_from(KINDS), bodies), max_size=4)
+messages = st.lists(st.tuples(st.sampled_from(KINDS), bodies), max_size=4)
 
 
 def busy() -> Instance:
@@ -72,7 +72,7 @@ def busy() -> Instance:
     return instance
 
 
-@given(posts)
+@given(messages)
 def test_nothing_that_comes_ends_an_instance(sent: list[tuple[Kind, bytes]]) -> None:
     instance = busy()
     refused: set[str] = set()
@@ -94,7 +94,7 @@ def test_nothing_that_comes_ends_an_instance(sent: list[tuple[Kind, bytes]]) -> 
 def lasting() -> list[bytes]:
     """What lasts of a part with something of everything: keys, records that wait, roles, what was refused."""
     instance = busy()
-    odd = wire.pack(Parcel("push", bin_of("p"), {"p": luggage(9, "x")})) + b"?"
+    odd = wire.pack(Parcel("push", bin_of("p"), {"p": key_state(9, "x")})) + b"?"
     instance.apply([Record(0, Kind.PARCEL, -1, "", -1, 0, "", 0, 0, odd), data("p", 30, "y", epoch=1)])
     return instance.snapshot(limit=100)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.protocols.fluid import PLANS, STEP, Pair, Plan, matched, scheduled
 from whimbrel.core.protocols.machine import ORDERED, Migration
-from whimbrel.core.record import Move
+from whimbrel.core.record import HandoverOptions, Move
 
 # Two keys of one bin, and two alone in theirs; beside them one key of each of those bins that nobody ever names.
 NAMED = ("k0", "k673", "a", "sensor-1")
@@ -23,7 +23,9 @@ UNNAMED = tuple(
 
 def migration(source: str, destination: str, selection: Selection) -> Migration:
     """A migration as the coordinator plans it, before it is cut."""
-    move = Move("m1", "stage", "fluid", source, destination, selection, 1, frozenset({"r"}), routing="hold")
+    move = Move(
+        "m1", "stage", "fluid", source, destination, selection, 1, frozenset({"r"}), options=HandoverOptions(hold=True)
+    )
     return Migration(move, "cloud", "edge")
 
 

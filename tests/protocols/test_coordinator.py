@@ -186,7 +186,7 @@ def test_a_restart_that_was_undone_leaves_the_instance_where_it_was(coordinator:
     migration = order(coordinator, EVERYTHING, "b", "restart")
     coordinator.handle("m1", Abandoned("enough"))
     coordinator.handle("m1", Started("cloud"))
-    assert (migration.phase, coordinator.sites["a"], list(coordinator.unsettled())) == ("aborted", "cloud", [])
+    assert (migration.phase, coordinator.sites["a"], list(coordinator.open.values())) == ("aborted", "cloud", [])
 
 
 # ── Conflicts ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +262,7 @@ def test_after_it_only_the_destination_that_has_not_cleaned_up_is_blocked(coordi
     migration = order(coordinator, K, "b")
     abort(coordinator, migration, "a")
     assert migration.is_over
-    assert list(coordinator.unsettled()) == [migration]
+    assert list(coordinator.open.values()) == [migration]
     with pytest.raises(Conflict, match=r"migration m1 \(aborted\)"):
         coordinator.plan([(K, "b")], "edge-1", "live", "m2")
     with pytest.raises(Conflict):
@@ -278,9 +278,9 @@ def test_what_was_abandoned_before_it_began_blocks_nobody(coordinator: Coordinat
     (migration,) = coordinator.plan([(K, "b")], "edge-1", "live", "m1")
     coordinator.migrations["m1"] = migration
     coordinator.handle("m1", Abandoned("never mind"))
-    assert list(coordinator.unsettled()) == []
+    assert list(coordinator.open.values()) == []
     coordinator.handle("m1", Abandoned("never mind, I said"))
-    assert list(coordinator.unsettled()) == [], "however often it is said"
+    assert list(coordinator.open.values()) == [], "however often it is said"
 
 
 # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -344,8 +344,8 @@ def test_a_restarted_coordinator_knows_what_its_journal_knows(coordinator: Coord
     assert again.sites == coordinator.sites == {"a": "cloud", "b": "edge-1", "c": "edge-1"}
     assert again.table.owners.dump() == coordinator.table.owners.dump()
     assert again.table.epochs.dump() == coordinator.table.epochs.dump()
-    unsettled = [migration.move.id for migration in coordinator.unsettled()]
-    assert [migration.move.id for migration in again.unsettled()] == unsettled == ["m4", "m5", "m6", "m7", "m9"]
+    unsettled = [migration.move.id for migration in coordinator.open.values()]
+    assert [migration.move.id for migration in again.open.values()] == unsettled == ["m4", "m5", "m6", "m7", "m9"]
 
 
 def test_an_instance_that_was_scaled_away_does_not_come_back_with_its_past(coordinator: Coordinator) -> None:
@@ -430,6 +430,20 @@ def test_one_that_cannot_ends_and_its_keys_are_restored(coordinator: Coordinator
     assert coordinator.table.owners["k"] == "c"
 
 
+def test_keys_do_not_come_back_to_who_has_not_dropped_them(coordinator: Coordinator) -> None:
+    """A parcel would overtake the DISCARD that waits in its inbox, and be taken for what is there already."""
+    order(coordinator, K, "b")
+    coordinator.handle("m1", Ready("m1", "b", 0, 1))
+    restored(coordinator, restore(coordinator, "b", "c"))
+    with pytest.raises(Conflict, match="a has not yet dropped what it had of these keys before r1 restored them"):
+        order(coordinator, K, "a", id="m2")
+    other = Selection(keys=frozenset({"other"}))
+    assert coordinator.plan([(other, "c")], SITES["c"], "live", "m3"), "the rest of its keys may move"
+    assert coordinator.is_needed(coordinator.migrations["r1"])
+    coordinator.handle("r1", Evicted("r1", "a", 0, 1))
+    assert order(coordinator, K, "a", id="m2").move.epoch == 3
+
+
 def test_an_attempt_that_is_abandoned_leaves_the_keys_to_the_next_one(coordinator: Coordinator) -> None:
     order(coordinator, K, "b", "push")
     first = restore(coordinator, "b", "c")
@@ -510,7 +524,7 @@ def test_what_is_over_and_cleaned_up_is_not_looked_at_any_more(coordinator: Coor
     abort(coordinator, off, "a")
     assert list(coordinator.open) == ["m3", "m4"], "its destination has not cleaned up"
     coordinator.handle("m3", Aborted("m3", "b", 0, 1))
-    assert list(coordinator.unsettled()) == [going]
+    assert list(coordinator.open.values()) == [going]
     again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
     for migration in coordinator.migrations.values():
         again.adopt(migration)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from whimbrel.core import wire
@@ -14,7 +15,7 @@ from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of, selection_of
 from whimbrel.core.protocols.fluid import PLANS, STEP, Plan, matched, scheduled
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Ordered
-from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
+from whimbrel.core.record import Aborted, FetchOptions, HandoverOptions, Left, Move, Opened, PushOptions, Ready
 from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
 
 SITES = {"a": "cloud", "b": "edge", "c": "edge"}
@@ -22,7 +23,9 @@ SITES = {"a": "cloud", "b": "edge", "c": "edge"}
 
 def migration(source: str, destination: str, selection: Selection) -> Migration:
     """A migration as the coordinator plans it, before it is cut."""
-    move = Move("m1", "stage", "fluid", source, destination, selection, 1, frozenset({"r"}), routing="hold")
+    move = Move(
+        "m1", "stage", "fluid", source, destination, selection, 1, frozenset({"r"}), options=HandoverOptions(hold=True)
+    )
     return Migration(move, "cloud", "edge")
 
 
@@ -53,7 +56,15 @@ def test_a_piece_is_like_the_whole_but_for_its_name_and_its_keys() -> None:
     first, second = scheduled([whole], "fluid", 1, "m1")
     for number, piece in enumerate((first, second), 1):
         assert piece.move == Move(
-            f"m1/{number}", "stage", "fluid", "a", "b", selection_of(bins=[number]), 1, frozenset({"r"}), routing="hold"
+            f"m1/{number}",
+            "stage",
+            "fluid",
+            "a",
+            "b",
+            selection_of(bins=[number]),
+            1,
+            frozenset({"r"}),
+            options=HandoverOptions(hold=True),
         )
         assert (piece.from_site, piece.to_site, piece.turn) == ("cloud", "edge", number - 1)
 
@@ -141,7 +152,7 @@ def test_each_turn_begins_when_the_one_before_is_done(coordinator: Coordinator, 
         assert coordinator.handle(later.move.id, Ordered()) == [Begin(later.move)]
     finish(coordinator, pieces[-1])
     assert coordinator.due() == []
-    assert list(coordinator.unsettled()) == []
+    assert list(coordinator.open.values()) == []
     assert coordinator.table.owners.by_bin[:4] == ["b", "b", "b", "a"]
 
 
@@ -181,7 +192,7 @@ def test_an_abort_cancels_the_turns_to_come_and_leaves_what_is_done(coordinator:
     assert coordinator.due() == []
     assert coordinator.table.owners.by_bin[:3] == ["b", "a", "a"]
     coordinator.handle("m1/2", Aborted("m1/2", "b", 0, 1))
-    assert list(coordinator.unsettled()) == []
+    assert list(coordinator.open.values()) == []
 
 
 def test_a_later_turn_can_be_aborted_before_it_begins(coordinator: Coordinator) -> None:
@@ -279,9 +290,10 @@ def test_an_option_that_makes_no_sense_is_refused(
     ("protocol", "options"),
     [("push", {"order": "key"}), ("fetch", {"split": 4, "step": 2}), ("push", {}), ("fetch", {})],
 )
-def test_options_are_fields_of_the_move(coordinator: Coordinator, protocol: str, options: dict[str, Any]) -> None:
+def test_what_an_order_chooses_is_in_the_options_of_the_move(
+    coordinator: Coordinator, protocol: str, options: dict[str, Any]
+) -> None:
     (planned,) = coordinator.plan([(EVERYTHING, "b")], "edge", protocol, "m1", **options)
     assert planned.move.switch
-    usual = {"order": "arrival" if protocol == "push" else "demand", "split": 32, "step": 16}
-    chosen = {name: getattr(planned.move, name) for name in usual}
-    assert chosen == usual | options
+    usual: PushOptions | FetchOptions = PushOptions() if protocol == "push" else FetchOptions()
+    assert planned.move.options == msgspec.structs.replace(usual, **options)

@@ -25,7 +25,6 @@ from whimbrel.core.protocols.machine import (
     Failed,
     Fenced,
     Forget,
-    Line,
     Load,
     Loaded,
     Migration,
@@ -35,10 +34,24 @@ from whimbrel.core.protocols.machine import (
     StartInstance,
     StopInstance,
     Stopped,
+    StoryLine,
     Takeover,
     stay,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Unreadable, Warm
+from whimbrel.core.record import (
+    Aborted,
+    Evicted,
+    Kind,
+    Left,
+    Move,
+    Opened,
+    Options,
+    Ready,
+    Rejected,
+    ReplicateOptions,
+    Unreadable,
+    Warm,
+)
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))
@@ -68,10 +81,15 @@ def phases(protocol: Protocol) -> set[str]:
     return {phase for phase, _ in protocol.table}
 
 
+def _options(protocol: Protocol) -> Options:
+    """Such that every phase can be reached."""
+    return ReplicateOptions(standby=True) if isinstance(protocol.options, ReplicateOptions) else protocol.options
+
+
 def migration(protocol: Protocol, phase: str = ORDERED) -> Migration:
     """A migration in some phase, with a past."""
-    move = msgspec.structs.replace(MOVE, protocol=protocol.name, routing=protocol.routing, standby=True)
-    story = [] if phase == ORDERED else [Line(ORDERED, "Ordered", 1), Line(phase, "Something", 2)]
+    move = msgspec.structs.replace(MOVE, protocol=protocol.name, options=_options(protocol))
+    story = [] if phase == ORDERED else [StoryLine(ORDERED, "Ordered", 1), StoryLine(phase, "Something", 2)]
     return Migration(move, "cloud", "edge", phase, story=story)
 
 
@@ -379,7 +397,9 @@ def both(kind: Kind, move: Move) -> list[Command]:
 @pytest.mark.parametrize("standby", [False, True])
 def test_the_happy_path_of_a_standby(standby: bool) -> None:
     tell = Told("replicate")
-    move = tell.migration.move = tell.move = msgspec.structs.replace(tell.move, standby=standby)
+    move = tell.migration.move = tell.move = msgspec.structs.replace(
+        tell.move, options=ReplicateOptions(standby=standby)
+    )
     assert tell(Ordered()) == ("copying", both(REPLICATE, move))
     assert tell.resume == both(REPLICATE, move)
     assert tell(notice(Warm, "b", 0, 2)) == ("copying", [])
@@ -400,7 +420,7 @@ def test_the_happy_path_of_a_standby(standby: bool) -> None:
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_standby_that_is_not_wanted_ceases(warm: bool) -> None:
     tell = Told("replicate")
-    move = tell.migration.move = tell.move = msgspec.structs.replace(tell.move, standby=True)
+    move = tell.migration.move = tell.move = msgspec.structs.replace(tell.move, options=ReplicateOptions(standby=True))
     tell(Ordered())
     if warm:
         tell(notice(Warm, "b"))
@@ -536,7 +556,7 @@ def test_a_migration_that_a_restoration_ends_is_aborted_in_any_phase_and_says_no
         subject = migration(protocol, phase)
         machine.end(subject, "m9", 7)
         assert (subject.phase, subject.ended_by, subject.reason) == (ABORTED, "m9", "m9 restores its keys")
-        assert subject.story[-1] == Line(phase, "Ended: m9 restores its keys", 7)
+        assert subject.story[-1] == StoryLine(phase, "Ended: m9 restores its keys", 7)
         for event in EVENTS.values():
             assert machine.handle(protocol, subject, event) == []
             assert subject.phase == ABORTED

@@ -236,7 +236,7 @@ def test_an_instance_saves_when_it_is_told_to(tmp_path: Path, asking: wb.Client)
     with served(tmp_path / "data", str(tmp_path / "store")) as house, wb.connect(data=house.app.data) as client:
         ingress = house.app.first.gateway.ingress
         assert client.save("count-1").stored is None
-        until(lambda: ingress.counter("savings") == 0, "the order")
+        until(lambda: ingress.counter("increments") == 0, "the order")
         assert client.status()["stages"]["count"]["store"]["checkpoint"] is None
         with pytest.raises(wb.UnknownName):
             client.save("count-9")

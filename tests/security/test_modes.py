@@ -15,7 +15,7 @@ from tests.rest.house import served
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import replace_text
-from whimbrel.log.spool import LARGE, Spool
+from whimbrel.log.spool import LARGE, IncrementSpool
 from whimbrel.orchestrator.journal import Journal
 
 
@@ -50,7 +50,7 @@ def test_every_kind_of_file_by_itself(tmp_path: Path) -> None:
     with lock_all(folder):
         Journal(folder / "journal.db").close()
         log = EmbeddedLog(folder / "logs" / "savings-s-1.db")
-        Spool(log, folder / "logs" / "savings-s-1").append(bytes(LARGE), count=1, writer="w", counter=1)
+        IncrementSpool(log, folder / "logs" / "savings-s-1").append(bytes(LARGE), count=1, writer="w", counter=1)
         replace_text(folder / "url", "http://127.0.0.1:1")
         assert modes(folder) == {}
         assert len(list(folder.rglob("*"))) >= 8

@@ -15,7 +15,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Refused
 from whimbrel.core.keys import Selection
 from whimbrel.core.names import check_name
-from whimbrel.core.record import Move
+from whimbrel.core.record import Move, RestoreOptions
 from whimbrel.core.router import Begin
 from whimbrel.deploy.deployment import Deployment
 from whimbrel.deploy.orchestrator import OrchestratorProcess
@@ -99,8 +99,11 @@ def test_every_port_refuses_such_a_name_wherever_it_stands(port: SitePort, name:
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("field", ["stage", "source", "destination", "parties"])
 def test_a_move_with_such_a_name_does_not_reach_the_gateway(name: str, field: str) -> None:
-    good = Move("m1", "s", "live", "s-1", "s-2", Selection(), 1, frozenset({"g"}), parties=frozenset({"s-3"}))
-    bad = msgspec.structs.replace(good, **{field: frozenset({name}) if field == "parties" else name})
+    good = Move(
+        "m1", "s", "live", "s-1", "s-2", Selection(), 1, frozenset({"g"}), RestoreOptions(parties=frozenset({"s-3"}))
+    )
+    parties = RestoreOptions(parties=frozenset({name}))
+    bad = msgspec.structs.replace(good, **({"options": parties} if field == "parties" else {field: name}))
     calls = methods(GatewayPort)
     for move in (good, bad):
         for call in (
@@ -127,7 +130,7 @@ def test_the_last_guard_before_the_disk(tmp_path: Path, name: str) -> None:
     with pytest.raises(Refused):
         below(tmp_path, name)
     logs = Logs(tmp_path / "logs")
-    for make in (logs.inbox, logs.outbox, logs.savings, logs.remove):
+    for make in (logs.inbox, logs.outbox, logs.increments, logs.remove):
         if name not in ("", ".", ".."):  # inside a longer file name these are harmless
             with pytest.raises(Refused):
                 make(name)

@@ -107,13 +107,14 @@ REGRESSIONS = [
     ("restore", 9),
     # A source that had stopped before its router knew said that it had saved what it had only sent on.
     ("restore", 170),
-    # A saving that had to wait for an older epoch was confirmed because a fence closed that epoch.
+    # An increment that had to wait for an older epoch was confirmed because a fence closed that epoch.
     ("restore", 638),
     # An earlier restoration's DISCARD came after a later one's load, and dropped what that had brought.
     ("restore", 3570),
-    # A router that had come back, and not caught up, counted savings with the owners of yesterday.
+    # A router that had come back, and not caught up, counted increments with the owners of yesterday.
     ("restore", 4979),
-    # Keys were dropped that a second router still counted as theirs: a saving in the same batch said they were in it.
+    # Keys were dropped that a second router still counted as theirs: an increment in the same batch said they were in
+    # it.
     ("restore", 6333),
     # What was saved after keys had been taken away, and before every router had said so, never counted.
     ("restore", 13401),

@@ -14,10 +14,10 @@ from whimbrel.core.errors import Corrupt
 from whimbrel.core.record import Kind, Outgoing, Record
 from whimbrel.log import Entry, Lane, MemoryLog
 from whimbrel.log.carrier import outgoing
-from whimbrel.log.codec import encode, entry_schema, posts
+from whimbrel.log.codec import encode, entry_schema, messages
 from whimbrel.spark.bundle import bundle, unbundle
 from whimbrel.spark.nearby import LARGE, NOWHERE, Nearby
-from whimbrel.spark.processor import OUTGOING, POSTS
+from whimbrel.spark.processor import MESSAGES, OUTGOING
 from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import placed, row_schema
 
@@ -69,10 +69,10 @@ def test_the_sink_carries_out_what_was_left_as_if_it_had_come(tmp_path: Path, fa
     nearby.leave(BIG + b"of a try that failed")
     inbox, outbox = MemoryLog(), MemoryLog()
     sink = Sink(lambda: "a@1", outbox, lambda name: inbox, nearby=nearby)
-    large = {"_kind": POSTS, "_file": left, "_body": b"" if left else body}
-    small = {"_part": 1, "_kind": POSTS, "_body": wire.encode([(Kind.PARCEL, 4, b"small")])}
+    large = {"_kind": MESSAGES, "_file": left, "_body": b"" if left else body}
+    small = {"_part": 1, "_kind": MESSAGES, "_body": wire.encode([(Kind.PARCEL, 4, b"small")])}
     sink.append(batch(small, large, {"_kind": OUTGOING, "_body": said}), 7)
-    assert posts(inbox.read(0, lane=Lane.CONTROL)[0].blob) == [
+    assert messages(inbox.read(0, lane=Lane.CONTROL)[0].blob) == [
         (Kind.PARCEL, 3, BIG),
         (Kind.PARCEL, 4, b"small"),
         (Kind.SHIPPED, 3, b"all"),

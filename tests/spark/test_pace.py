@@ -17,7 +17,7 @@ from whimbrel.core import wire
 from whimbrel.core.record import Kind, Said
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
 from whimbrel.log.readers import INSTANCE, Offset
-from whimbrel.spark.processor import HURRY, POSTS
+from whimbrel.spark.processor import MESSAGES, URGENT
 from whimbrel.spark.query import InstanceSpec, StageQuery
 from whimbrel.spark.signals import Signals
 from whimbrel.spark.sink import Sink
@@ -66,17 +66,17 @@ def test_a_batch_waits_for_its_time_and_takes_what_has_come_meanwhile(begun: Inb
 
 @pytest.mark.parametrize("begun", [LONG], indirect=True)
 def test_what_keys_stand_still_for_begins_a_batch_at_once(begun: Inbox) -> None:
-    begun.signals.hurry(True)
+    begun.signals.urge(True)
     begun.append(Lane.DATA)
     begun.append(Lane.CONTROL)
     assert begun.read() == {"data": 1, "control": 1}
 
 
 @pytest.mark.parametrize("begun", [SHORT], indirect=True)
-@pytest.mark.parametrize(("lane", "count"), [(Lane.DATA, 1), (Lane.CONTROL, 0)], ids=["data", "a nudge"])
+@pytest.mark.parametrize(("lane", "count"), [(Lane.DATA, 1), (Lane.CONTROL, 0)], ids=["data", "a wake-up"])
 def test_nothing_else_is_in_a_hurry(begun: Inbox, lane: Lane, count: int) -> None:
     began = time.monotonic()
-    begun.signals.hurry(True)
+    begun.signals.urge(True)
     begun.append(lane, count)
     assert len(begun.read()) == 1
     assert time.monotonic() - began > SHORT / 1000 * 0.8
@@ -85,8 +85,8 @@ def test_nothing_else_is_in_a_hurry(begun: Inbox, lane: Lane, count: int) -> Non
 @pytest.mark.parametrize("begun", [SHORT], indirect=True)
 def test_when_the_hurry_is_over_the_pace_is_as_before(begun: Inbox) -> None:
     began = time.monotonic()
-    begun.signals.hurry(True)
-    begun.signals.hurry(False)
+    begun.signals.urge(True)
+    begun.signals.urge(False)
     begun.append(Lane.CONTROL)
     assert begun.read() == {"control": 1}
     assert time.monotonic() - began > SHORT / 1000 * 0.8
@@ -202,12 +202,12 @@ def test_a_start_resets_the_position_to_where_its_checkpoint_stands(
 
 
 def batch(*rows: tuple[int, Kind | None]) -> Any:
-    """A micro-batch of rows, each a part and what it posts; None: it only hurries."""
+    """A micro-batch of rows, each a part and what it messages; None: it only hurries."""
     same = {"_to": "a", "_count": 0, "_file": ""}
     made = [
-        {"_part": part, "_kind": POSTS, "_body": wire.encode([(kind, 0, b"")]), **same}
+        {"_part": part, "_kind": MESSAGES, "_body": wire.encode([(kind, 0, b"")]), **same}
         if kind is not None
-        else {"_part": part, "_kind": HURRY, "_body": b"", **same}
+        else {"_part": part, "_kind": URGENT, "_body": b"", **same}
         for part, kind in rows
     ]
     return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist(made))
@@ -216,9 +216,9 @@ def batch(*rows: tuple[int, Kind | None]) -> Any:
 def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
     told: list[bool] = []
     inbox = MemoryLog()
-    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, hurry=told.append)
+    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, urge=told.append)
     batches: list[list[tuple[int, Kind | None]]] = [
-        [(0, Kind.NUDGE)],
+        [(0, Kind.WAKE)],
         [(0, None), (1, None)],
         [(0, Kind.FETCH)],
         [],
@@ -235,7 +235,7 @@ def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
 def test_nobody_waits_for_a_nudge() -> None:
     inbox = MemoryLog()
     sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox)
-    sink.append(batch((0, Kind.NUDGE), (1, Kind.NUDGE)), 0)
+    sink.append(batch((0, Kind.WAKE), (1, Kind.WAKE)), 0)
     assert (inbox.tail(Lane.CONTROL), inbox.backlog(0, Lane.CONTROL)) == (1, 0)
-    sink.append(batch((0, Kind.NUDGE), (1, Kind.FETCH)), 1)
+    sink.append(batch((0, Kind.WAKE), (1, Kind.FETCH)), 1)
     assert (inbox.tail(Lane.CONTROL), inbox.backlog(0, Lane.CONTROL)) == (2, 1)

@@ -20,7 +20,7 @@ from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parcel, Parked, Ready, Rejected
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.log import EmbeddedLog, Lane
-from whimbrel.log.codec import encode_posts
+from whimbrel.log.codec import encode_messages
 from whimbrel.spark.archive import archive
 from whimbrel.spark.java import find_java
 from whimbrel.spark.stores import loaded
@@ -271,8 +271,8 @@ def test_a_damaged_parcel_is_refused_the_move_called_off_and_no_query_dies(rig: 
     two.feed(stream(30, 3))
     two.start("b")
     spoilt = wire.pack(Parcel("m1", bin_of("k0"), {}))[:-1] + b"?"
-    posts = encode_posts([(Kind.PARCEL, bin_of("k0"), spoilt)])
-    two.inboxes["b"].append(posts, count=1, writer="a", counter=0, lane=Lane.CONTROL)
+    messages = encode_messages([(Kind.PARCEL, bin_of("k0"), spoilt)])
+    two.inboxes["b"].append(messages, count=1, writer="a", counter=0, lane=Lane.CONTROL)
     two.order(Begin(move))
     two.start("a")
     two.until(lambda: any(isinstance(notice, Rejected) for notice in two.notices("b")))

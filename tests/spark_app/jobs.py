@@ -126,7 +126,7 @@ class Job:
     def settle(self) -> None:
         """Until the destination of an aborted move has cleaned up: before that its keys cannot be moved there again."""
         coordinator = self.app.stages["chain"].coordinator
-        until(lambda: not list(coordinator.unsettled()), "the destination has cleaned up behind the aborted move")
+        until(lambda: not list(coordinator.open.values()), "the destination has cleaned up behind the aborted move")
 
     def finish(self) -> dict[str, int]:
         """Let the source end, wait until everything is delivered, and count what is not as it must be."""

@@ -19,10 +19,10 @@ from tests.app.failing import Fuse
 from tests.app.waiting import until
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.place import Objects, Place
-from whimbrel.checkpoints.version import Checkpoint, Retention, Saving
+from whimbrel.checkpoints.version import Checkpoint, Increment, Retention
 from whimbrel.core.errors import Retry
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import bin_of
-from whimbrel.core.saving import Version
 
 WEED = Path(sys.executable).with_name("weed")
 ALL = Retention(checkpoints=10**6)
@@ -85,19 +85,19 @@ class Memory:
 
 
 def version(key: str, seq: int, text: str = "", *, epoch: int = 0) -> Version:
-    """A version whose luggage says what it is."""
+    """A version whose key state says what it is."""
     return Version(key, bin_of(key), epoch, seq, f"{key}@{epoch}.{seq}{text}".encode())
 
 
-def saving(number: int, *versions: Version, reached: int = 0, instance: str = "s-1", part: int = 0) -> Saving:
-    """A saving made at a moment that its number tells."""
-    return Saving(instance, part, number, number * 1_000_000, reached, list(versions))
+def increment(number: int, *versions: Version, reached: int = 0, instance: str = "s-1", part: int = 0) -> Increment:
+    """An increment made at a moment that its number tells."""
+    return Increment(instance, part, number, number * 1_000_000, reached, list(versions))
 
 
 def loaded(store: CentralStore, at: int | None = None, stage: str = "s") -> dict[str, bytes]:
-    """All that the store has: luggage by key, each key once."""
+    """All that the store has: key state by key, each key once."""
     versions = list(store.load(stage, at=at))
-    found = {one.key: one.luggage for one in versions}
+    found = {one.key: one.key_state for one in versions}
     assert len(found) == len(versions)
     return found
 

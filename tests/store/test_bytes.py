@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.mangling import mangled
-from tests.store.objects import Memory, loaded, saving, version
+from tests.store.objects import Memory, increment, loaded, version
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.version import Retention
 from whimbrel.core import wire
@@ -22,11 +22,11 @@ from whimbrel.core.errors import Stop, UnknownName
 
 @cache
 def sound() -> dict[str, bytes]:
-    """Every kind of object: a fold, two savings behind it, two checkpoints."""
+    """Every kind of object: a base, two increments behind it, two checkpoints."""
     memory = Memory()
     store = CentralStore(memory)
     for number in (1, 2, 3):
-        store.write("s", saving(number, version("a", number), version(f"b{number}", number), reached=number))
+        store.write("s", increment(number, version("a", number), version(f"b{number}", number), reached=number))
         store.checkpoint("s", {"s-1": 1}, number)
         if number == 2:
             store.compact("s", Retention(checkpoints=1), number, slack=0)
@@ -65,7 +65,7 @@ def check(name: str, blob: bytes) -> None:
     for at in (None, 2, 3):
         with suppress(Stop, UnknownName):
             loaded(store, at)
-            store.covered("s", at)
+            store.horizon("s", at)
     for use in (
         lambda: store.checkpoints("s"),
         lambda: store.kept("s"),
@@ -104,7 +104,7 @@ def test_one_bit_that_is_not_as_it_was_is_noticed_by_whoever_needs_the_object(na
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     store = CentralStore(Memory({**sound(), name: bytes(blob)}))
     if not name.endswith(("s-1/00000-000000000000000003", "s-1/00000-000000000000000003-000000")):
-        # A checkpoint is not needed, and what lies in a fold lies in another one or in savings as well.
+        # A checkpoint is not needed, and what lies in a base lies in another one or in increments as well.
         assert loaded(store) == loaded(CentralStore(Memory(dict(sound()))))
         return
     with pytest.raises(Stop, match=name):
@@ -113,7 +113,9 @@ def test_one_bit_that_is_not_as_it_was_is_noticed_by_whoever_needs_the_object(na
 
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_objects_of_others_in_the_same_folders_are_left_alone(words: list[str]) -> None:
-    others = {f"s/{kind}/{word}": b"?" for kind in ("seals", "checkpoints", "bases", "folds") for word in words}
+    others = {
+        f"s/{kind}/{word}": b"?" for kind in ("manifests", "checkpoints", "bases", "base-segments") for word in words
+    }
     memory = Memory({**others, **sound()})
     store = CentralStore(memory)
     assert loaded(store) == loaded(CentralStore(Memory(dict(sound()))))

@@ -7,30 +7,30 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from tests.store.objects import ALL, Memory, loaded, numbers, saving, version
+from tests.store.objects import ALL, Memory, increment, loaded, numbers, version
 from whimbrel.checkpoints import names
 from whimbrel.checkpoints.central import CentralStore
-from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.names import IncrementId
 from whimbrel.checkpoints.place import Place
-from whimbrel.checkpoints.version import Checkpoint, Retention, Saving, Segment
+from whimbrel.checkpoints.version import Checkpoint, Increment, Retention, Segment
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, NewerFormat, Refused, UnknownName
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.core.saving import Version
 
 
 def filled(store: CentralStore) -> None:
     """Two instances, three rounds; `b` moves from one to the other in between."""
-    store.write("s", saving(1, version("a", 1), version("b", 2), reached=5))
-    store.write("s", saving(1, version("c", 3), reached=4, instance="s-2"))
+    store.write("s", increment(1, version("a", 1), version("b", 2), reached=5))
+    store.write("s", increment(1, version("c", 3), reached=4, instance="s-2"))
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 10_000_000) == 1
-    store.write("s", saving(2, version("a", 11), version("b", 12), reached=15))
-    store.write("s", saving(2, version("b", 14, epoch=1), reached=16, instance="s-2"))
+    store.write("s", increment(2, version("a", 11), version("b", 12), reached=15))
+    store.write("s", increment(2, version("b", 14, epoch=1), reached=16, instance="s-2"))
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 20_000_000) == 2
-    store.write("s", saving(3, version("b", 99), reached=25))  # of somebody who has not noticed
-    store.write("s", saving(3, reached=26, instance="s-2"))
+    store.write("s", increment(3, version("b", 99), reached=25))  # of somebody who has not noticed
+    store.write("s", increment(3, reached=26, instance="s-2"))
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 30_000_000) == 3
-    store.write("s", saving(4, version("d", 40), reached=45))
+    store.write("s", increment(4, version("d", 40), reached=45))
 
 
 FIRST = {"a": b"a@0.1", "b": b"b@0.2", "c": b"c@0.3"}
@@ -47,7 +47,7 @@ def test_the_newest_version_of_each_key_now_and_as_of_each_checkpoint(place: Pla
         Checkpoint(2, 20_000_000, 3, 17, 15),
         Checkpoint(3, 30_000_000, 3, 17, 25),
     ]
-    assert [store.covered("s", at) for at in (1, 2, 3, None)] == [4, 15, 25, 25]
+    assert [store.horizon("s", at) for at in (1, 2, 3, None)] == [4, 15, 25, 25]
     assert (store.kept("s"), store.last("s", "s-1"), store.last("s", "s-2"), store.last("s", "s-3")) == (4, 4, 3, -1)
     assert store.stages() == ["s"]
 
@@ -57,27 +57,29 @@ def test_compaction_changes_nothing_that_is_kept_and_leaves_nothing_that_is_not(
     filled(store)
     store.compact("s", Retention(checkpoints=2), 31_000_000, slack=0)
     assert [loaded(store, at) for at in (2, 3, None)] == [SECOND, SECOND, NEWEST]
-    assert [(one.number, one.keys, one.bytes, one.covered) for one in store.checkpoints("s")] == [
+    assert [(one.number, one.keys, one.bytes, one.horizon) for one in store.checkpoints("s")] == [
         (2, 3, 17, 15),
         (3, 3, 17, 25),
     ]
     with pytest.raises(UnknownName, match="unknown checkpoint '1'; there is: 2, 3"):
         loaded(store, 1)
-    assert len([name for name in place.names("s/seals") if name.endswith(("1", "2"))]) == 4, "the fold's second copy"
-    store.write("s", saving(4, reached=46, instance="s-2"))
+    assert len([name for name in place.names("s/manifests") if name.endswith(("1", "2"))]) == 4, (
+        "the base's second copy"
+    )
+    store.write("s", increment(4, reached=46, instance="s-2"))
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 40_000_000) == 4
     store.compact("s", Retention(checkpoints=2), 41_000_000, slack=0)
     there = place.names("")
     assert there == [
+        "s/base-segments/0000000002-000000",
+        "s/base-segments/0000000003-000000",
         "s/bases/0000000002",
         "s/bases/0000000003",
         "s/checkpoints/0000000003",
         "s/checkpoints/0000000004",
-        "s/folds/0000000002-000000",
-        "s/folds/0000000003-000000",
-        "s/seals/s-1/00000-000000000000000003",
-        "s/seals/s-1/00000-000000000000000004",
-        "s/seals/s-2/00000-000000000000000004",
+        "s/manifests/s-1/00000-000000000000000003",
+        "s/manifests/s-1/00000-000000000000000004",
+        "s/manifests/s-2/00000-000000000000000004",
         "s/segments/s-1/00000-000000000000000003-000000",
         "s/segments/s-1/00000-000000000000000004-000000",
     ]
@@ -90,13 +92,13 @@ def test_compaction_changes_nothing_that_is_kept_and_leaves_nothing_that_is_not(
 def test_a_saving_that_is_written_again_changes_nothing_before_and_after_it_was_folded(place: Place) -> None:
     store = CentralStore(place)
     filled(store)
-    first = saving(1, version("a", 1), version("b", 2), reached=5)
+    first = increment(1, version("a", 1), version("b", 2), reached=5)
     store.write("s", first)
     store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
     store.write("s", first)
     assert (loaded(store), numbers(store), store.last("s", "s-1")) == (NEWEST, [3], 4)
     for number in (4, 5):
-        store.write("s", saving(number + 1, version("e", number), reached=50))
+        store.write("s", increment(number + 1, version("e", number), reached=50))
         assert store.checkpoint("s", {"s-1": 1}, number * 10_000_000) == number
         store.compact("s", Retention(checkpoints=1), number * 10_000_000, slack=0)
     assert not [name for name in place.names("s") if "-000000000000000001" in name]
@@ -105,7 +107,7 @@ def test_a_saving_that_is_written_again_changes_nothing_before_and_after_it_was_
 def test_a_stage_is_deleted_and_no_other(place: Place) -> None:
     store = CentralStore(place)
     filled(store)
-    store.write("t", saving(1, version("x", 1)))
+    store.write("t", increment(1, version("x", 1)))
     store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
     store.delete("s")
     assert (store.stages(), loaded(store), loaded(store, stage="t")) == (["t"], {}, {"x": b"x@0.1"})
@@ -117,11 +119,11 @@ def test_a_stage_is_deleted_and_no_other(place: Place) -> None:
 def test_an_empty_store_has_nothing() -> None:
     store = CentralStore(Memory())
     assert (store.stages(), store.checkpoints("s"), loaded(store)) == ([], [], {})
-    assert (store.covered("s"), store.kept("s"), store.last("s", "s-1")) == (-1, -1, -1)
+    assert (store.horizon("s"), store.kept("s"), store.last("s", "s-1")) == (-1, -1, -1)
     store.compact("s", ALL, 0)
     store.delete("s")
     with pytest.raises(UnknownName):
-        store.covered("s", 1)
+        store.horizon("s", 1)
 
 
 def test_only_selected_keys_are_loaded_and_only_their_segments_read() -> None:
@@ -139,24 +141,24 @@ def test_only_selected_keys_are_loaded_and_only_their_segments_read() -> None:
 def test_a_checkpoint_waits_for_every_part_that_owns_keys() -> None:
     store = CentralStore(Memory())
     parts = {"s-1": 2, "s-2": 1}
-    store.write("s", saving(1, version("a", 1), reached=5))
-    store.write("s", saving(1, reached=7, instance="s-2"))
+    store.write("s", increment(1, version("a", 1), reached=5))
+    store.write("s", increment(1, reached=7, instance="s-2"))
     assert store.checkpoint("s", parts, 1) is None
-    store.write("s", saving(1, reached=3, part=1))
-    assert (store.checkpoint("s", parts, 2), store.covered("s")) == (1, 3)
+    store.write("s", increment(1, reached=3, part=1))
+    assert (store.checkpoint("s", parts, 2), store.horizon("s")) == (1, 3)
     assert store.checkpoint("s", parts, 3) is None
-    store.write("s", saving(2, reached=9))
-    store.write("s", saving(2, reached=9, part=1))
+    store.write("s", increment(2, reached=9))
+    store.write("s", increment(2, reached=9, part=1))
     assert store.checkpoint("s", parts, 4) is None
     assert store.checkpoint("s", {"s-1": 2}, 5) == 2  # s-2 has no keys any more
-    assert store.covered("s") == 9
+    assert store.horizon("s") == 9
     assert store.checkpoint("s", {}, 6) is None
 
 
 def test_retention_by_number_and_by_time() -> None:
     store = CentralStore(Memory())
     for number in range(1, 7):
-        store.write("s", saving(number, version("a", number), reached=number))
+        store.write("s", increment(number, version("a", number), reached=number))
         store.checkpoint("s", {"s-1": 1}, number * 1_000_000)
     store.compact("s", Retention(checkpoints=1, seconds=3.5), 7_000_000)
     assert numbers(store) == [4, 5, 6]
@@ -173,13 +175,15 @@ def test_a_fold_waits_until_what_was_saved_since_is_as_large_as_the_last() -> No
     store = CentralStore(memory)
     folds = []
     for number in range(1, 40):
-        store.write("s", saving(number, *(version(f"k{key}", number) for key in range(10) if number == 1 or key == 0)))
+        store.write(
+            "s", increment(number, *(version(f"k{key}", number) for key in range(10) if number == 1 or key == 0))
+        )
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number)
         folds.append(memory.names("s/bases"))
-        assert len(memory.names("s/bases")) == len(memory.names("s/folds")) <= 2
+        assert len(memory.names("s/bases")) == len(memory.names("s/base-segments")) <= 2
     assert 2 < len({name for names in folds for name in names}) < 8
-    assert len(memory.names("s/seals")) < 30
+    assert len(memory.names("s/manifests")) < 30
     assert len(loaded(store)) == 10
 
 
@@ -189,12 +193,12 @@ def test_savings_of_nothing_go_with_the_checkpoints_that_counted_them_and_many_s
     monkeypatch.setattr("whimbrel.checkpoints.compaction.MANY", 10)
     memory = Memory()
     store = CentralStore(memory)
-    store.write("s", saving(1, version("a", 1, "x" * 5000)))
+    store.write("s", increment(1, version("a", 1, "x" * 5000)))
     for number in range(2, 40):
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number)
-        assert len(memory.names("s/seals")) < (4 if number < 20 else 24)
-        store.write("s", saving(number, *([version("b", number)] if number >= 20 else [])))
+        assert len(memory.names("s/manifests")) < (4 if number < 20 else 24)
+        store.write("s", increment(number, *([version("b", number)] if number >= 20 else [])))
     assert store.last("s", "s-1") == 39
     assert loaded(store) == {"a": b"a@0.1" + b"x" * 5000, "b": b"b@0.39"}
 
@@ -203,7 +207,7 @@ def test_an_instance_that_was_folded_and_is_no_more_is_known_by_its_last_number(
     store = CentralStore(Memory())
     filled(store)
     for number in (5, 6, 7):
-        store.write("s", saving(number))
+        store.write("s", increment(number))
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number, slack=0)
     assert (store.last("s", "s-2"), loaded(store)) == (3, NEWEST)
@@ -214,17 +218,17 @@ def test_a_large_saving_and_a_large_fold_are_cut_into_pieces(monkeypatch: pytest
     memory = Memory()
     store = CentralStore(memory)
     versions = [*(version(f"k{n}", n) for n in range(9)), version("large", 1, "x" * 50)]
-    store.write("s", saving(1, *versions))
+    store.write("s", increment(1, *versions))
     store.checkpoint("s", {"s-1": 1}, 1)
     assert len(memory.names("s/segments")) == 4
     store.compact("s", Retention(checkpoints=1), 1, slack=0)
-    assert len(memory.names("s/folds")) == 4
-    assert loaded(store) == {one.key: one.luggage for one in versions}
+    assert len(memory.names("s/base-segments")) == 4
+    assert loaded(store) == {one.key: one.key_state for one in versions}
 
 
 def test_of_a_key_that_is_twice_in_a_saving_the_newest_counts() -> None:
     store = CentralStore(Memory())
-    store.write("s", saving(1, version("a", 5), version("a", 9), version("a", 7)))
+    store.write("s", increment(1, version("a", 5), version("a", 9), version("a", 7)))
     store.checkpoint("s", {"s-1": 1}, 1)
     assert loaded(store) == {"a": b"a@0.9"}
     store.compact("s", Retention(), 1, slack=0)
@@ -233,9 +237,9 @@ def test_of_a_key_that_is_twice_in_a_saving_the_newest_counts() -> None:
 
 def test_another_saving_of_the_same_number_is_refused_and_harms_nothing() -> None:
     store = CentralStore(Memory())
-    store.write("s", saving(1, version("a", 1)))
+    store.write("s", increment(1, version("a", 1)))
     with pytest.raises(Conflict, match="behind the last one"):
-        store.write("s", saving(1, version("b", 1)))
+        store.write("s", increment(1, version("b", 1)))
     assert loaded(store) == {"a": b"a@0.1"}
 
 
@@ -244,10 +248,10 @@ def test_names_that_lead_out_of_the_store_are_refused(name: str) -> None:
     memory = Memory()
     store = CentralStore(memory)
     with pytest.raises(Refused, match="lead out of the store"):
-        store.write(name, saving(1, version("a", 1)))
+        store.write(name, increment(1, version("a", 1)))
     with pytest.raises(Refused, match="lead out of the store"):
-        store.write("s", saving(1, version("a", 1), instance=name))
-    for use in (store.checkpoints, store.covered, store.delete, lambda stage: next(store.load(stage))):
+        store.write("s", increment(1, version("a", 1), instance=name))
+    for use in (store.checkpoints, store.horizon, store.delete, lambda stage: next(store.load(stage))):
         with pytest.raises(Refused, match="lead out of the store"):
             use(name)
     assert memory.blobs == {}
@@ -256,19 +260,19 @@ def test_names_that_lead_out_of_the_store_are_refused(name: str) -> None:
 @pytest.mark.parametrize(("part", "number"), [(-1, 0), (0, -1), (10**5, 0), (0, 10**18)])
 def test_numbers_that_would_not_sort_are_refused(part: int, number: int) -> None:
     with pytest.raises(Refused, match="it must be from 0 to"):
-        CentralStore(Memory()).write("s", Saving("s-1", part, number, 0, 0, []))
+        CentralStore(Memory()).write("s", Increment("s-1", part, number, 0, 0, []))
 
 
 def test_a_key_may_have_any_name() -> None:
     store = CentralStore(Memory())
     keys = ["", "../../etc/passwd", "a/b", "\0", "é", "x" * 5000]
-    store.write("s", saving(1, *(version(key, 1) for key in keys)))
+    store.write("s", increment(1, *(version(key, 1) for key in keys)))
     assert sorted(loaded(store)) == sorted(keys)
 
 
 # ── Damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-SEGMENT, SEAL = "s/segments/s-1/00000-000000000000000002-000000", "s/seals/s-1/00000-000000000000000002"
+SEGMENT, MANIFEST = "s/segments/s-1/00000-000000000000000002-000000", "s/manifests/s-1/00000-000000000000000002"
 MOMENT = "s/checkpoints/0000000002"
 
 
@@ -281,7 +285,7 @@ def damaged(name: str, blob: bytes | None = None) -> CentralStore:
     return CentralStore(memory)
 
 
-@pytest.mark.parametrize("name", [SEGMENT, SEAL])
+@pytest.mark.parametrize("name", [SEGMENT, MANIFEST])
 def test_what_is_damaged_is_said_and_the_next_older_checkpoint_can_be_used(name: str) -> None:
     store = damaged(name)
     for at in (None, 3, 2):
@@ -299,8 +303,8 @@ def test_a_damaged_checkpoint_is_listed_with_its_damage_and_the_others_can_be_us
     with pytest.raises(Corrupt):
         loaded(store, 2)
     assert [loaded(store, 1), loaded(store, 3), loaded(store)] == [FIRST, SECOND, NEWEST]
-    store.write("s", saving(5, reached=50))
-    store.write("s", saving(5, reached=50, instance="s-2"))
+    store.write("s", increment(5, reached=50))
+    store.write("s", increment(5, reached=50, instance="s-2"))
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1) == 4
     store.compact("s", Retention(checkpoints=2), 1, slack=0)
     assert numbers(store) == [3, 4]
@@ -313,34 +317,35 @@ def test_without_any_checkpoint_that_can_be_read_the_fold_knows_what_it_has() ->
     store.compact("s", Retention(checkpoints=1), 31_000_000, slack=0)
     for name in memory.names("s/checkpoints"):
         memory.blobs[name] = b"?"
-    assert (loaded(store), store.covered("s"), store.kept("s")) == (NEWEST, -1, -1)
+    assert (loaded(store), store.horizon("s"), store.kept("s")) == (NEWEST, -1, -1)
     assert (store.last("s", "s-1"), store.last("s", "s-2")) == (4, 3)
     assert store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1) is None
-    store.write("s", saving(4, reached=50, instance="s-2"))
+    store.write("s", increment(4, reached=50, instance="s-2"))
     assert (store.checkpoint("s", {"s-1": 1, "s-2": 1}, 1), loaded(store, 4)) == (4, NEWEST)
 
 
 def folded(rounds: int = 3) -> tuple[Memory, dict[str, bytes]]:
-    """A store with two folds and a saving behind them, and what it has."""
+    """A store with two bases and an increment behind them, and what it has."""
     memory = Memory()
     store = CentralStore(memory)
     for number in range(1, rounds + 1):
         versions = [version("always", number), version(f"k{number}", number)]
-        store.write("s", saving(number, *versions, reached=number))
+        store.write("s", increment(number, *versions, reached=number))
         store.checkpoint("s", {"s-1": 1}, number)
         store.compact("s", Retention(checkpoints=1), number, slack=0)
-    store.write("s", saving(rounds + 1, version("last", 9), reached=9))
+    store.write("s", increment(rounds + 1, version("last", 9), reached=9))
     return memory, loaded(store)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 @pytest.mark.parametrize("how", ["a bit", "all of it", "gone", "newer"])
 def test_one_damaged_object_of_what_is_folded_loses_nothing(rounds: int, how: str) -> None:
-    """Whichever it is: the index or a piece of either fold, or a saving that is in one. And the next fold is whole."""
+    """Whichever it is: the index or a piece of either base, or an increment that is in one. And the next base is
+    whole."""
     sound, truth = folded(rounds)
-    last = Saved("s-1", 0, rounds + 1)
+    last = IncrementId("s-1", 0, rounds + 1)
     for name in sound.blobs:
-        if "/checkpoints/" in name or names.saved_of(name) == last:
+        if "/checkpoints/" in name or names.increment_of(name) == last:
             continue
         memory = Memory(dict(sound.blobs))
         blob = memory.blobs.pop(name)
@@ -349,25 +354,25 @@ def test_one_damaged_object_of_what_is_folded_loses_nothing(rounds: int, how: st
         store = CentralStore(memory)
         assert loaded(store) == truth, name
         assert loaded(store, rounds) == {key: held for key, held in truth.items() if key != "last"}, name
-        if "/segments/" not in name and "/seals/" not in name:
+        if "/segments/" not in name and "/manifests/" not in name:
             store.checkpoint("s", {"s-1": 1}, 9)
             store.compact("s", Retention(checkpoints=1), 9, slack=0)
             for older in memory.names("s/bases")[:-1]:
                 memory.blobs[older] = b"?"
-            assert loaded(store) == truth, f"{name}: the fold behind it stands by itself"
+            assert loaded(store) == truth, f"{name}: the base behind it stands by itself"
 
 
 def test_what_is_in_no_copy_any_more_is_named_and_the_rest_can_be_read() -> None:
     memory, truth = folded()
-    for name in memory.names("s/folds"):
+    for name in memory.names("s/base-segments"):
         memory.blobs[name] = b"?"
     found: dict[str, bytes] = {}
     with pytest.raises(Corrupt, match=r"the newest version of 2 keys \(k1, k2; bins .*\), and there is no other copy"):
-        found.update((one.key, one.luggage) for one in CentralStore(memory).load("s"))
+        found.update((one.key, one.key_state) for one in CentralStore(memory).load("s"))
     with suppress(Corrupt):
         for one in CentralStore(memory).load("s"):
-            found[one.key] = one.luggage
-    assert truth.keys() - found.keys() == {"k1", "k2"}, "all that a saving has is there"
+            found[one.key] = one.key_state
+    assert truth.keys() - found.keys() == {"k1", "k2"}, "all that an increment has is there"
 
 
 class Careless(Memory):
@@ -379,7 +384,7 @@ class Careless(Memory):
         super().put(name, blob[:-1] + bytes([blob[-1] ^ 1]) if f"/{self.spoils}/" in name else blob)
 
 
-@pytest.mark.parametrize("spoils", ["folds", "bases"])
+@pytest.mark.parametrize("spoils", ["base-segments", "bases"])
 def test_a_fold_is_read_back_before_anything_is_given_up_for_it(spoils: str) -> None:
     memory = Careless()
     store = CentralStore(memory)
@@ -404,7 +409,7 @@ def test_nothing_is_folded_or_given_up_while_something_is_damaged() -> None:
     assert (numbers(store), loaded(store, 1)) == ([1, 2, 3], FIRST)
 
 
-@pytest.mark.parametrize("name", [SEGMENT, SEAL, MOMENT])
+@pytest.mark.parametrize("name", [SEGMENT, MANIFEST, MOMENT])
 def test_what_a_newer_version_has_written_is_said(name: str) -> None:
     store = damaged(name, b"\x09" + bytes(20))
     with pytest.raises(NewerFormat, match=f"{name}: format 9"):
@@ -416,7 +421,7 @@ def test_what_a_newer_version_has_written_is_said(name: str) -> None:
     ("name", "other"),
     [
         (SEGMENT, SEGMENT.replace("2-0", "4-0")),
-        (SEAL, SEAL.replace("s-1", "s-2")),
+        (MANIFEST, MANIFEST.replace("s-1", "s-2")),
         (MOMENT, MOMENT[:-1] + "3"),
     ],
 )
@@ -432,8 +437,8 @@ def test_an_object_in_another_ones_place_is_noticed(name: str, other: str) -> No
 def test_even_a_segment_with_the_same_keys_and_sizes_is_noticed_in_another_ones_place() -> None:
     memory = Memory()
     store = CentralStore(memory)
-    store.write("s", saving(1, version("a", 1, "x")))
-    store.write("t", saving(1, version("a", 1, "y")))
+    store.write("s", increment(1, version("a", 1, "x")))
+    store.write("t", increment(1, version("a", 1, "y")))
     (own,), (other,) = memory.names("s/segments"), memory.names("t/segments")
     memory.blobs[own] = memory.blobs[other]
     with pytest.raises(Corrupt, match="holds other versions"):
@@ -441,10 +446,10 @@ def test_even_a_segment_with_the_same_keys_and_sizes_is_noticed_in_another_ones_
 
 
 def test_a_segment_of_the_right_name_that_is_not_what_its_index_lists_is_noticed() -> None:
-    """Another try of the same saving, say: each version is sound, and it is not the one that counts."""
+    """Another try of the same increment, say: each version is sound, and it is not the one that counts."""
     memory = Memory()
     store = CentralStore(memory)
-    store.write("s", saving(1, version("a", 1), version("b", 1)))
+    store.write("s", increment(1, version("a", 1), version("b", 1)))
     (name,) = memory.names("s/segments")
     for others in ([version("a", 1)], [version("a", 2), version("b", 1)], [version("b", 1), version("a", 1)]):
         memory.blobs[name] = wire.pack(Segment(name, msgspec.Raw(wire.encode(others))))
@@ -455,5 +460,5 @@ def test_a_segment_of_the_right_name_that_is_not_what_its_index_lists_is_noticed
 def test_luggage_is_opaque() -> None:
     store = CentralStore(Memory())
     blob = bytes(range(256))
-    store.write("s", saving(1, Version("a", bin_of("a"), 3, 4, blob)))
+    store.write("s", increment(1, Version("a", bin_of("a"), 3, 4, blob)))
     assert list(store.load("s")) == [Version("a", bin_of("a"), 3, 4, blob)]

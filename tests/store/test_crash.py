@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.app.failing import Died, Fuse
-from tests.store.objects import FailingObjects, Memory, loaded, saving, version
+from tests.store.objects import FailingObjects, Memory, increment, loaded, version
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.version import Retention
 from whimbrel.core.errors import Unavailable
@@ -21,10 +21,10 @@ def rounds() -> list[Step]:
     """What writers and the keeper do, each step one that may be repeated: four rounds of two instances."""
     steps: list[Step] = []
     for n in range(1, 5):
-        one = saving(n, version("a", 10 * n), version(f"b{n}", 10 * n), reached=10 * n)
-        other = saving(n, version("c", 10 * n, epoch=n % 2), reached=10 * n + 1, instance="s-2")
-        steps.append(partial(CentralStore.write, stage="s", saving=one))
-        steps.append(partial(CentralStore.write, stage="s", saving=other))
+        one = increment(n, version("a", 10 * n), version(f"b{n}", 10 * n), reached=10 * n)
+        other = increment(n, version("c", 10 * n, epoch=n % 2), reached=10 * n + 1, instance="s-2")
+        steps.append(partial(CentralStore.write, stage="s", increment=one))
+        steps.append(partial(CentralStore.write, stage="s", increment=other))
         steps.append(partial(CentralStore.checkpoint, stage="s", parts={"s-1": 1, "s-2": 1}, at_us=n))
         steps.append(partial(CentralStore.compact, stage="s", retention=KEEP, now_us=n, slack=0))
     return steps
@@ -108,7 +108,7 @@ def test_a_reader_whose_objects_are_compacted_away_finds_them_in_the_fold() -> N
     versions = store.load("s")
     first = next(versions)
     store.compact("s", Retention(checkpoints=1), 9, slack=0)
-    assert {one.key: one.luggage for one in [first, *versions]} == expected
+    assert {one.key: one.key_state for one in [first, *versions]} == expected
 
 
 class Between(Memory):
@@ -125,8 +125,8 @@ class Between(Memory):
 
 
 def test_a_reader_between_whose_listings_everything_is_compacted_finds_everything() -> None:
-    """It has seen the savings: what is folded after that is in a base for sure. The other way round it would see no
-    base, and no savings that are in one."""
+    """It has seen the increments: what is folded after that is in a base for sure. The other way round it would see no
+    base, and no increments that are in one."""
     memory = Memory()
     store = CentralStore(memory)
     for step in rounds()[:2]:
@@ -135,22 +135,22 @@ def test_a_reader_between_whose_listings_everything_is_compacted_finds_everythin
 
     def compact_twice() -> None:
         for number in (2, 3):
-            store.write("s", saving(number, version("a", 9 + number), reached=30))
-            store.write("s", saving(number, version("z", number), reached=30, instance="s-2"))
+            store.write("s", increment(number, version("a", 9 + number), reached=30))
+            store.write("s", increment(number, version("z", number), reached=30, instance="s-2"))
             store.checkpoint("s", {"s-1": 1, "s-2": 1}, number)
             store.compact("s", Retention(checkpoints=1), number, slack=0)
 
     found = loaded(CentralStore(Between(memory.blobs, compact_twice)))
     assert {*found} >= {*expected}
     assert len(memory.names("s/bases")) == 2
-    assert not [name for name in memory.names("s/seals") if name.endswith("0001")]
+    assert not [name for name in memory.names("s/manifests") if name.endswith("0001")]
 
 
 def test_a_store_that_is_away_for_one_write_is_told_and_nothing_is_lost() -> None:
     memory = Memory()
     store = CentralStore(FailingObjects(memory, Fuse(1, error=lambda: Unavailable("away"))))
     with pytest.raises(Unavailable):
-        store.write("s", saving(1, version("a", 1)))
+        store.write("s", increment(1, version("a", 1)))
     assert loaded(CentralStore(memory)) == {}
-    store.write("s", saving(1, version("a", 1)))
+    store.write("s", increment(1, version("a", 1)))
     assert loaded(CentralStore(memory)) == {"a": b"a@0.1"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.app.failing import Fuse
-from tests.store.objects import FailingObjects, Memory, loaded, numbers, saving, version
+from tests.store.objects import FailingObjects, Memory, increment, loaded, numbers, version
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.keeper import Keeper
 from whimbrel.checkpoints.place import Objects
@@ -28,7 +28,7 @@ class House:
 
     def save(self, instance: str) -> None:
         versions = [version("a" if instance == "s-1" else "b", 10 * self.now)]
-        self.store.write("s", saving(self.now, *versions, reached=10 * self.now, instance=instance))
+        self.store.write("s", increment(self.now, *versions, reached=10 * self.now, instance=instance))
 
     def round(self) -> None:
         self.now += 1
@@ -39,12 +39,12 @@ class House:
 def test_a_checkpoint_a_round_two_are_kept_and_the_oldest_says_what_is_covered() -> None:
     house = House()
     house.step()
-    seen = [(numbers(house.store), house.keeper.covered)]
+    seen = [(numbers(house.store), house.keeper.horizon)]
     for _ in range(4):
         house.round()
         house.step()
         house.step()
-        seen.append((numbers(house.store), house.keeper.covered))
+        seen.append((numbers(house.store), house.keeper.horizon))
     assert seen == [([], -1), ([1], 10), ([1, 2], 10), ([2, 3], 20), ([3, 4], 30)]
     assert loaded(house.store, 3) == {"a": b"a@0.30", "b": b"b@0.30"}
 
@@ -57,10 +57,10 @@ def test_an_instance_that_does_not_save_holds_coverage_back_until_it_owns_nothin
         house.now += 1
         house.save("s-1")
         house.step()
-    assert (numbers(house.store), house.keeper.covered) == ([1], 10)
+    assert (numbers(house.store), house.keeper.horizon) == ([1], 10)
     house.parts = {"s-1": 1}
     house.step()
-    assert (numbers(house.store), house.store.covered("s")) == ([1, 2], 40)
+    assert (numbers(house.store), house.store.horizon("s")) == ([1, 2], 40)
 
 
 def test_a_keeper_that_begins_again_knows_what_is_covered_without_a_new_checkpoint() -> None:
@@ -69,9 +69,9 @@ def test_a_keeper_that_begins_again_knows_what_is_covered_without_a_new_checkpoi
         house.round()
         house.step()
     house.begin()
-    assert (house.keeper.number, house.keeper.covered) == (0, -1)
+    assert (house.keeper.number, house.keeper.horizon) == (0, -1)
     house.keeper.look()
-    assert (house.keeper.number, house.keeper.made_us, house.keeper.covered) == (3, 3_000_000, 20)
+    assert (house.keeper.number, house.keeper.made_us, house.keeper.horizon) == (3, 3_000_000, 20)
 
 
 def test_nothing_counts_as_covered_while_checkpoints_that_need_it_are_still_there() -> None:
@@ -88,10 +88,10 @@ def test_nothing_counts_as_covered_while_checkpoints_that_need_it_are_still_ther
         try:
             house.step()
         except Unavailable:
-            assert house.keeper.covered <= house.store.kept("s")
+            assert house.keeper.horizon <= house.store.kept("s")
             house.round()
             house.step()
-        assert (len(numbers(house.store)), house.keeper.covered) == (2, house.store.kept("s"))
+        assert (len(numbers(house.store)), house.keeper.horizon) == (2, house.store.kept("s"))
     assert not fuse.is_blown
 
 
@@ -99,10 +99,10 @@ def test_what_is_under_way_between_owners_is_not_covered_whatever_they_have_reac
     house = House()
     house.round()
     house.step(at_most=7)
-    assert (house.keeper.covered, house.store.covered("s")) == (7, 7)
+    assert (house.keeper.horizon, house.store.horizon("s")) == (7, 7)
     house.round()
     house.step(at_most=30)
-    assert house.store.covered("s") == 20
+    assert house.store.horizon("s") == 20
 
 
 def test_stages_are_apart() -> None:
@@ -111,7 +111,7 @@ def test_stages_are_apart() -> None:
     house.round()
     house.step()
     other.step({"t-1": 1}, 1)
-    assert (house.keeper.covered, other.covered) == (10, -1)
-    house.store.write("t", saving(1, version("x", 1), reached=5, instance="t-1"))
+    assert (house.keeper.horizon, other.horizon) == (10, -1)
+    house.store.write("t", increment(1, version("x", 1), reached=5, instance="t-1"))
     other.step({"t-1": 1}, 2)
-    assert (house.keeper.covered, other.covered, numbers(house.store)) == (10, 5, [1])
+    assert (house.keeper.horizon, other.horizon, numbers(house.store)) == (10, 5, [1])

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.app.failing import Died, Fuse
 from tests.store.objects import FailingObjects, Memory
 from whimbrel.checkpoints.central import CentralStore
-from whimbrel.checkpoints.version import Retention, Saving
+from whimbrel.checkpoints.version import Increment, Retention
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.core.saving import Version
 
 KEYS = ["a", "b", "c", "d"]
 PARTS = [("s-1", 0), ("s-1", 1), ("s-2", 0)]
@@ -32,7 +32,7 @@ class Model(RuleBasedStateMachine):
         self.reached: dict[tuple[str, int], int] = {}
         self.fresh: set[tuple[str, int]] = set()
         self.checkpoints: dict[int, tuple[Held, int]] = {}
-        self.savings: list[Saving] = []
+        self.increments: list[Increment] = []
         self.last = 0
 
     def store(self, dies_at: int | None = None) -> CentralStore:
@@ -47,12 +47,12 @@ class Model(RuleBasedStateMachine):
 
     @rule(part=st.sampled_from(PARTS), given=versions, reached=st.integers(0, 9), dies_at=st.integers(0, 3))
     def save(self, part: tuple[str, int], given: list[tuple[str, int, int]], reached: int, dies_at: int) -> None:
-        number = 1 + sum((one.instance, one.part) == part for one in self.savings)
+        number = 1 + sum((one.instance, one.part) == part for one in self.increments)
         # What a key is at some (epoch, seq) follows from the records: two versions of one moment are the same.
         made = [Version(key, bin_of(key), epoch, seq, f"{key}{epoch}{seq}".encode()) for key, epoch, seq in given]
-        saving = Saving(*part, number, 0, reached, made)
-        self.savings.append(saving)
-        self.repeated(dies_at, lambda store: store.write("s", saving))
+        increment = Increment(*part, number, 0, reached, made)
+        self.increments.append(increment)
+        self.repeated(dies_at, lambda store: store.write("s", increment))
         for version in made:
             held = self.newest.get(version.key)
             if held is None or (version.epoch, version.seq) > (held.epoch, held.seq):
@@ -60,10 +60,10 @@ class Model(RuleBasedStateMachine):
         self.reached[part] = reached
         self.fresh.add(part)
 
-    @precondition(lambda self: self.savings)
+    @precondition(lambda self: self.increments)
     @rule(data=st.data())
     def save_once_more(self, data: st.DataObject) -> None:
-        self.store().write("s", data.draw(st.sampled_from(self.savings)))
+        self.store().write("s", data.draw(st.sampled_from(self.increments)))
 
     @rule(number=st.integers(1, 3))
     def checkpoint(self, number: int) -> None:
@@ -88,12 +88,12 @@ class Model(RuleBasedStateMachine):
         assert {one.key: one for one in store.load("s")} == self.newest
         listed = {one.number: one for one in store.checkpoints("s")}
         assert list(listed) == list(self.checkpoints)
-        for number, (held, covered) in self.checkpoints.items():
+        for number, (held, horizon) in self.checkpoints.items():
             assert {one.key: one for one in store.load("s", at=number)} == held
-            size = sum(len(version.luggage) for version in held.values())
+            size = sum(len(version.key_state) for version in held.values())
             found = listed[number]
-            assert (found.keys, found.bytes, found.covered, found.damage) == (len(held), size, covered, "")
-        assert store.kept("s") == min((covered for _, covered in self.checkpoints.values()), default=-1)
+            assert (found.keys, found.bytes, found.horizon, found.damage) == (len(held), size, horizon, "")
+        assert store.kept("s") == min((horizon for _, horizon in self.checkpoints.values()), default=-1)
         some = selection_of(keys=["a"], bins=[bin_of("b")])
         assert {one.key for one in store.load("s", some)} == {"a", "b"} & set(self.newest)
 

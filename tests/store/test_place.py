@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.store.objects import at_s3, saving, version
+from tests.store.objects import at_s3, increment, version
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.place import LONGEST, Place, checked
 from whimbrel.cli.main import make_app
@@ -109,7 +109,7 @@ def test_s3_is_found_as_amazons_tools_find_it(s3: dict[str, str], monkeypatch: p
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3["secret"])
     url = at_s3(s3).url
     store = CentralStore(url)
-    store.write("average", saving(1, version("a", 1), reached=1 << 20))
+    store.write("average", increment(1, version("a", 1), reached=1 << 20))
     store.checkpoint("average", {"s-1": 1}, 1_772_366_400_000_000)
     shown = CliRunner().invoke(make_app(), ["checkpoints", url], env={"COLUMNS": "120"})
     assert shown.output.split()[-6:] == ["1", "2026-03-01", "12:00:00Z", "1", "5", "1.0"]

@@ -10,16 +10,20 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import (
+    Barrier,
     Emissions,
     Fetch,
+    FetchOptions,
+    HandoverOptions,
+    KeyState,
     Kind,
-    Luggage,
+    Message,
     Move,
     Parcel,
     Passed,
-    Post,
+    PushOptions,
     Record,
-    Save,
+    ReplicateOptions,
     Shipped,
     Tick,
     marker,
@@ -90,14 +94,21 @@ def move(*keys: str, routers: str = "r", hold: bool = False, id: str = "m1", **m
     """A move of some keys from `a` to `b`; `routers` has one letter for each."""
     selection = more.pop("selection", Selection(keys=frozenset(keys)))
     settings: dict[str, Any] = {"source": "a", "destination": "b", "epoch": 1, "protocol": "pause" if hold else "live"}
-    settings |= {"routing": "hold" if hold else "dual", **more}
+    settings |= {"options": HandoverOptions(hold), **more}
     return Move(id=id, stage="stage", selection=selection, routers=frozenset(routers), **settings)
 
 
 def switching(*keys: str, order: str = "arrival", **more: Any) -> Move:
     """A move that switches at once."""
-    protocol = "fetch" if order == "demand" else "push"
-    return move(*keys, routing="switch", protocol=protocol, order=order, **more)
+    kinds: dict[str, tuple[str, type[Any]]] = {
+        "demand": ("fetch", FetchOptions),
+        "replica": ("replicate", ReplicateOptions),
+    }
+    protocol, options = kinds.get(order, ("push", PushOptions))
+    chosen = {name: more.pop(name) for name in options.__struct_fields__ if name in more}
+    if protocol == "push":
+        chosen["order"] = order
+    return move(*keys, protocol=protocol, options=options(**chosen), **more)
 
 
 def mark(kind: Kind, move: Move, seq: int, src: str = "r") -> Record:
@@ -107,30 +118,30 @@ def mark(kind: Kind, move: Move, seq: int, src: str = "r") -> Record:
 
 def started() -> Record:
     """What a host puts into an inbox when it starts."""
-    return delivered(Post("b", Kind.NUDGE, EVERY_BIN, b""))
+    return delivered(Message("b", Kind.WAKE, EVERY_BIN, b""))
 
 
-def delivered(post: Post) -> Record:
-    """A post as it comes out of the control lane it was sent to."""
-    return Record(0, post.kind, post.bin, "", -1, 0, "", 0, 0, post.body)
+def delivered(message: Message) -> Record:
+    """A message as it comes out of the control lane it was sent to."""
+    return Record(0, message.kind, message.bin, "", -1, 0, "", 0, 0, message.body)
 
 
-def parcel(move: Move, luggage: dict[str, Luggage], piece: int = 0, pieces: int = 1, **more: Any) -> Record:
+def parcel(move: Move, key_state: dict[str, KeyState], piece: int = 0, pieces: int = 1, **more: Any) -> Record:
     """A parcel of keys of one bin, or of none."""
-    bin = bin_of(next(iter(luggage))) if luggage else EVERY_BIN
-    return delivered(Post("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, luggage, piece, pieces, **more))))
+    bin = bin_of(next(iter(key_state))) if key_state else EVERY_BIN
+    return delivered(Message("b", Kind.PARCEL, bin, wire.pack(Parcel(move.id, bin, key_state, piece, pieces, **more))))
 
 
 def shipped(move: Move, part: int = 0, parts: int = 1, parcels: dict[int, int] | None = None) -> Record:
     """A part of the source has sent everything; `parcels`: by bin, how many."""
     return delivered(
-        Post("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts, sorted((parcels or {}).items()))))
+        Message("b", Kind.SHIPPED, EVERY_BIN, wire.pack(Shipped(move.id, part, parts, sorted((parcels or {}).items()))))
     )
 
 
 def switch(move: Move) -> Record:
     """A move will switch: what both ends are told ahead of BEGIN."""
-    return delivered(Post("", Kind.SWITCH, EVERY_BIN, wire.pack(move)))
+    return delivered(Message("", Kind.SWITCH, EVERY_BIN, wire.pack(move)))
 
 
 def hint(move: Move, *keys: str, seq: int, src: str = "r") -> Record:
@@ -140,17 +151,17 @@ def hint(move: Move, *keys: str, seq: int, src: str = "r") -> Record:
 
 def fetch(move: Move, needed: list[int], step: list[int] | None = None) -> Record:
     """The destination asks for units."""
-    return delivered(Post("a", Kind.FETCH, EVERY_BIN, wire.pack(Fetch(move.id, needed, step or []))))
+    return delivered(Message("a", Kind.FETCH, EVERY_BIN, wire.pack(Fetch(move.id, needed, step or []))))
 
 
 def passed(move: Move, part: int = 0, parts: int = 1, ticks: list[Tick] | None = None) -> Record:
     """A part of the source has sent on everything older."""
-    return delivered(Post("b", Kind.PASSED, EVERY_BIN, wire.pack(Passed(move.id, part, parts, ticks or []))))
+    return delivered(Message("b", Kind.PASSED, EVERY_BIN, wire.pack(Passed(move.id, part, parts, ticks or []))))
 
 
 def save(seq: int, src: str = "r", bound: int | None = None, **sizes: Any) -> Record:
     """The order to save, at a place of a router's stream."""
-    return marker(Kind.SAVE, wire.pack(Save(seq if bound is None else bound, **sizes)), src, seq)
+    return marker(Kind.BARRIER, wire.pack(Barrier(seq if bound is None else bound, **sizes)), src, seq)
 
 
 def forget(move: Move) -> Record:
@@ -158,9 +169,9 @@ def forget(move: Move) -> Record:
     return Record(0, Kind.FORGET, EVERY_BIN, "", -1, 0, "", 0, 0, wire.pack(move.id))
 
 
-def luggage(seq: int, *seen: str, src: str = "r", timers: list[int] | None = None) -> Luggage:
-    """The luggage of a key that has seen these events."""
-    return Luggage(seq, src, timers or [], wire.encode(Tape.State(seen=list(seen))))
+def key_state(seq: int, *seen: str, src: str = "r", timers: list[int] | None = None) -> KeyState:
+    """The key state of a key that has seen these events."""
+    return KeyState(seq, src, timers or [], wire.encode(Tape.State(seen=list(seen))))
 
 
 def told(out: Emissions) -> list[tuple[str, str]]:
@@ -174,10 +185,10 @@ def notices(out: Emissions) -> list[str]:
 
 
 def kinds(out: Emissions) -> list[Kind]:
-    """The kinds of the posts, in order."""
-    return [post.kind for post in out.posts]
+    """The kinds of the messages, in order."""
+    return [message.kind for message in out.messages]
 
 
 def parcels(out: Emissions) -> list[Parcel]:
-    """The parcels among the posts, in order."""
-    return [wire.unpack(post.body, Parcel) for post in out.posts if post.kind == Kind.PARCEL]
+    """The parcels among the messages, in order."""
+    return [wire.unpack(message.body, Parcel) for message in out.messages if message.kind == Kind.PARCEL]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.records import data, forget, luggage, mark, move, notices, parcel, part, reloaded, shipped, tick, told
+from tests.unit.records import data, forget, key_state, mark, move, notices, parcel, part, reloaded, shipped, tick, told
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import bin_of, selection_of
-from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Ready, Record, Rejected
+from whimbrel.core.record import Aborted, Emissions, KeyState, Kind, Move, Opened, Ready, Record, Rejected
 
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
 LIVE = move("k", "j")
@@ -37,21 +37,21 @@ def test_records_wait_until_their_state_is_here() -> None:
     instance = part("b")
     assert instance.apply([mark(BEGIN, LIVE, 10), data("k", 11, "y"), data("k", 12, "z")]) == Emissions()
     assert [record.body for record in instance.table.waiting["k"]] == ["y", "z"]
-    assert instance.apply([parcel(LIVE, {"k": luggage(10, "x")})]) == Emissions(), "all of it in silence"
+    assert instance.apply([parcel(LIVE, {"k": key_state(10, "x")})]) == Emissions(), "all of it in silence"
     assert seen(instance, "k") == ["x", "y", "z"]
     assert instance.table.waiting == {}
 
 
 def test_what_the_luggage_reaches_is_not_applied_again() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), data("k", 11, "y"), data("k", 12, "z"))
-    instance.apply([parcel(LIVE, {"k": luggage(11, "x", "y")})])
+    instance.apply([parcel(LIVE, {"k": key_state(11, "x", "y")})])
     assert seen(instance, "k") == ["x", "y", "z"]
 
 
 def test_a_parcel_may_be_here_before_begin() -> None:
     """The control lane is faster than the data lane."""
-    instance = destination(parcel(LIVE, {"k": luggage(11, "x")}), shipped(LIVE))
-    out = instance.apply([mark(BEGIN, LIVE, 10), data("k", 11, "in the luggage"), data("k", 12, "y")])
+    instance = destination(parcel(LIVE, {"k": key_state(11, "x")}), shipped(LIVE))
+    out = instance.apply([mark(BEGIN, LIVE, 10), data("k", 11, "in the key state"), data("k", 12, "y")])
     assert (told(out), notices(out)) == ([], ["Ready"])
     assert seen(instance, "k") == ["x", "y"]
 
@@ -59,19 +59,19 @@ def test_a_parcel_may_be_here_before_begin() -> None:
 def test_a_parcel_that_nobody_could_read_is_missed_in_the_end() -> None:
     """It did not say whose it was; here another move was called off in its place (found by fluid/1534)."""
     sent = {bin_of("k"): 1, bin_of("j"): 1}
-    instance = destination(mark(BEGIN, LIVE, 10), data("j", 11, "y"), parcel(LIVE, {"k": luggage(10, "x")}))
+    instance = destination(mark(BEGIN, LIVE, 10), data("j", 11, "y"), parcel(LIVE, {"k": key_state(10, "x")}))
     out = instance.apply([shipped(LIVE, parcels=sent)])
     (rejected,) = out.notices
     assert isinstance(rejected, Rejected)
     assert (rejected.move, rejected.reason) == (LIVE.id, "b lacks parcels: it has 1 of 2")
     assert "j" not in instance.table.entries, "it does not start from nothing"
-    assert notices(reloaded(instance).apply([parcel(LIVE, {"j": luggage(10, "x")})])) == [], "it is called off"
+    assert notices(reloaded(instance).apply([parcel(LIVE, {"j": key_state(10, "x")})])) == [], "it is called off"
 
 
 def test_parcels_for_another_part_are_not_missed() -> None:
     bin = bin_of("k")
     instance = part("b", bin % 2, parts=2)
-    instance.apply([mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")})])
+    instance.apply([mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": key_state(10, "x")})])
     assert notices(instance.apply([shipped(LIVE, parcels={bin: 1, bin + 1: 3})])) == ["Ready"]
 
 
@@ -82,15 +82,15 @@ def test_other_keys_are_served_as_ever() -> None:
 
 
 def test_a_parcel_that_comes_again_changes_nothing() -> None:
-    instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}), data("k", 11, "y"))
-    instance.apply([parcel(LIVE, {"k": luggage(10, "x")})])
+    instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": key_state(10, "x")}), data("k", 11, "y"))
+    instance.apply([parcel(LIVE, {"k": key_state(10, "x")})])
     assert seen(instance, "k") == ["x", "y"]
 
 
 def test_pieces_are_joined() -> None:
-    whole = luggage(10, "x" * 30)
+    whole = key_state(10, "x" * 30)
     pieces = [
-        parcel(LIVE, {"k": Luggage(10, "r", [50], whole.state[n * 9 : n * 9 + 9])}, n, 5) for n in range(5)
+        parcel(LIVE, {"k": KeyState(10, "r", [50], whole.state[n * 9 : n * 9 + 9])}, n, 5) for n in range(5)
     ]  # fmt: skip
     instance = destination(mark(BEGIN, LIVE, 10), data("k", 11, "y"), *pieces[:2])
     instance = reloaded(instance)
@@ -111,7 +111,7 @@ def test_ready_when_every_part_of_the_source_has_sent_everything_and_every_route
         shipped(both, 0, 2),
         mark(BEGIN, both, 10, "r"),
         mark(BEGIN, both, 10, "s"),
-        parcel(both, {"k": luggage(10, "x")}),
+        parcel(both, {"k": key_state(10, "x")}),
         shipped(both, 1, 2),
     ]
     heard = [instance.apply([step]).notices for step in steps]
@@ -120,7 +120,7 @@ def test_ready_when_every_part_of_the_source_has_sent_everything_and_every_route
 
 def test_not_ready_before_the_last_router_has_begun_even_if_everything_is_here() -> None:
     both = move("k", routers="rs")
-    instance = destination(parcel(both, {"k": luggage(10, "x")}), shipped(both))
+    instance = destination(parcel(both, {"k": key_state(10, "x")}), shipped(both))
     assert instance.apply([mark(BEGIN, both, 10, "s")]).notices == []
     assert notices(instance.apply([mark(BEGIN, both, 10, "r")])) == ["Ready"]
 
@@ -148,7 +148,7 @@ def test_keys_that_nobody_had_start_from_nothing() -> None:
 @pytest.fixture
 def shadow() -> Instance:
     """A part that is ready: k has seen x, and a timer of it is set for 50."""
-    timed = luggage(10, "x", timers=[50])
+    timed = key_state(10, "x", timers=[50])
     return destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": timed}), shipped(LIVE))
 
 
@@ -173,13 +173,13 @@ def test_ticks_are_caught_up_with_in_their_place() -> None:
     instance = destination(
         mark(BEGIN, LIVE, 10), tick(11, at=55), data("k", 12, "y"), tick(13, at=60), data("k", 14, "z"), tick(15, at=80)
     )
-    instance.apply([parcel(LIVE, {"k": luggage(11, "x", timers=[58, 70])})])
+    instance.apply([parcel(LIVE, {"k": key_state(11, "x", timers=[58, 70])})])
     assert seen(instance, "k") == ["x", "y", "@58", "z", "@70"]
 
 
 def test_a_tick_that_the_luggage_has_behind_it_is_not_applied_again() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), tick(11, at=60))
-    instance.apply([parcel(LIVE, {"k": luggage(11, "x", timers=[58])})])
+    instance.apply([parcel(LIVE, {"k": key_state(11, "x", timers=[58])})])
     assert seen(instance, "k") == ["x"]
     instance.apply([tick(12, at=60)])
     assert seen(instance, "k") == ["x", "@58"]
@@ -188,7 +188,7 @@ def test_a_tick_that_the_luggage_has_behind_it_is_not_applied_again() -> None:
 def test_ticks_of_another_router_do_not_concern_a_key() -> None:
     both = move("k", routers="rs")
     instance = destination(mark(BEGIN, both, 10, "r"), mark(BEGIN, both, 10, "s"), tick(99, at=60, src="s"))
-    instance.apply([parcel(both, {"k": luggage(10, "x", timers=[58])})])
+    instance.apply([parcel(both, {"k": key_state(10, "x", timers=[58])})])
     assert seen(instance, "k") == ["x"]
 
 
@@ -201,7 +201,7 @@ def test_a_new_key_catches_up_with_ticks_too() -> None:
 def test_ticks_and_waiting_records_survive_a_restart() -> None:
     instance = destination(mark(BEGIN, LIVE, 10), data("k", 12, "y"), tick(13, at=60), data("k", 14, "z"))
     instance = reloaded(instance)
-    instance.apply([parcel(LIVE, {"k": luggage(10, "x", timers=[50])})])
+    instance.apply([parcel(LIVE, {"k": key_state(10, "x", timers=[50])})])
     assert seen(instance, "k") == ["x", "y", "@50", "z"]
 
 
@@ -228,8 +228,8 @@ def test_each_router_lets_its_own_keys_speak() -> None:
     instance = destination(
         mark(BEGIN, both, 10, "r"),
         mark(BEGIN, both, 10, "s"),
-        parcel(both, {"k": luggage(10, "x", src="r", timers=[50])}),
-        parcel(both, {"j": luggage(10, "x", src="s", timers=[50])}),
+        parcel(both, {"k": key_state(10, "x", src="r", timers=[50])}),
+        parcel(both, {"j": key_state(10, "x", src="s", timers=[50])}),
         shipped(both),
     )
     out = instance.apply([mark(CUTOVER, both, 11, "r"), data("k", 12, "y", "r", epoch=1), data("j", 12, "y", "s")])
@@ -242,7 +242,7 @@ def test_each_router_lets_its_own_keys_speak() -> None:
 
 
 def test_held_records_come_behind_cutover_and_are_spoken_for() -> None:
-    instance = destination(mark(BEGIN, HOLD, 10), parcel(HOLD, {"k": luggage(10, "x", timers=[50])}), shipped(HOLD))
+    instance = destination(mark(BEGIN, HOLD, 10), parcel(HOLD, {"k": key_state(10, "x", timers=[50])}), shipped(HOLD))
     assert instance.apply([tick(12, at=60)]) == Emissions(), "the key's time stands still, here too"
     out = instance.apply(
         [
@@ -257,9 +257,9 @@ def test_held_records_come_behind_cutover_and_are_spoken_for() -> None:
 
 
 def test_a_tick_held_at_the_luggages_reach_is_not_lost() -> None:
-    """The luggage of a held key reaches to BEGIN, and no further."""
+    """The key state of a held key reaches to BEGIN, and no further."""
     instance = destination(mark(BEGIN, HOLD, 10), tick(11, at=60))
-    instance.apply([parcel(HOLD, {"k": luggage(10, "x", timers=[50])}), shipped(HOLD)])
+    instance.apply([parcel(HOLD, {"k": key_state(10, "x", timers=[50])}), shipped(HOLD)])
     assert seen(instance, "k") == ["x"]
     out = instance.apply([mark(CUTOVER, HOLD, 12), tick(11, at=60, held_for=HOLD)])
     assert told(out) == [("k", "x @50")]
@@ -272,7 +272,7 @@ def test_an_abort_leaves_nothing_behind() -> None:
     instance = destination(
         data("other", 1, "x"),
         mark(BEGIN, LIVE, 10),
-        parcel(LIVE, {"k": luggage(10, "x", timers=[50])}),
+        parcel(LIVE, {"k": key_state(10, "x", timers=[50])}),
         data("j", 11, "y"),
     )
     assert instance.apply([mark(ABORT, LIVE, 12)]).notices == [Aborted("m1", "b", 0, 1)]
@@ -284,7 +284,7 @@ def test_an_abort_leaves_nothing_behind() -> None:
 def test_the_copy_is_kept_until_every_router_is_out() -> None:
     both = move("k", routers="rs")
     instance = destination(
-        mark(BEGIN, both, 10, "r"), mark(BEGIN, both, 10, "s"), parcel(both, {"k": luggage(10, "x")})
+        mark(BEGIN, both, 10, "r"), mark(BEGIN, both, 10, "s"), parcel(both, {"k": key_state(10, "x")})
     )
     assert instance.apply([mark(ABORT, both, 11, "s"), data("k", 11, "y")]) == Emissions()
     assert seen(instance, "k") == ["x", "y"]
@@ -296,29 +296,29 @@ def test_what_arrives_after_an_abort_is_ignored_until_nothing_can_arrive_any_mor
     """Seeds live/1 and pause/45: the source may ship once more before the abort reaches it."""
     instance = destination(mark(BEGIN, LIVE, 10), mark(ABORT, LIVE, 11))
     for late in (instance, reloaded(instance)):
-        assert late.apply([parcel(LIVE, {"k": luggage(10, "x")}), shipped(LIVE)]) == Emissions()
+        assert late.apply([parcel(LIVE, {"k": key_state(10, "x")}), shipped(LIVE)]) == Emissions()
         assert (late.table.entries, late.moves.open) == ({}, [])
         late.apply([forget(LIVE)])
         assert (late.moves.aborted, reloaded(late).moves.aborted) == (set(), set())
 
 
 def test_pieces_of_an_aborted_move_do_not_stay() -> None:
-    instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}, 0, 2), mark(ABORT, LIVE, 11))
-    instance.apply([parcel(LIVE, {"k": luggage(10, "x")}, 1, 2)])
+    instance = destination(mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": key_state(10, "x")}, 0, 2), mark(ABORT, LIVE, 11))
+    instance.apply([parcel(LIVE, {"k": key_state(10, "x")}, 1, 2)])
     assert (instance.table.entries, instance.moves.open) == ({}, [])
 
 
 def test_parcels_before_an_abort_without_begin_are_dropped_with_it() -> None:
-    instance = destination(parcel(LIVE, {"k": luggage(10, "x")}), mark(ABORT, LIVE, 11))
+    instance = destination(parcel(LIVE, {"k": key_state(10, "x")}), mark(ABORT, LIVE, 11))
     assert (instance.table.entries, instance.moves.open) == ({}, [])
 
 
 def test_the_same_keys_may_come_again_by_another_move() -> None:
     again = move("k", "j", id="m2")
     instance = destination(
-        mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}), mark(ABORT, LIVE, 12), forget(LIVE)
+        mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": key_state(10, "x")}), mark(ABORT, LIVE, 12), forget(LIVE)
     )
-    instance.apply([mark(BEGIN, again, 20), parcel(again, {"k": luggage(20, "x", "y")}), shipped(again)])
+    instance.apply([mark(BEGIN, again, 20), parcel(again, {"k": key_state(20, "x", "y")}), shipped(again)])
     out = instance.apply([mark(CUTOVER, again, 21), data("k", 22, "z", epoch=1)])
     assert told(out) == [("k", "x y z")]
 
@@ -334,10 +334,10 @@ def test_a_restart_after_every_single_record_changes_nothing(moved: Move) -> Non
     behind = [data("k", 11, "y", epoch=1), tick(12, at=30, held_for=moved)] if moved.hold else []
     records = [
         data("other", 1, "timer 60"),
-        parcel(moved, {"j": luggage(10, "a", timers=[25])}),
+        parcel(moved, {"j": key_state(10, "a", timers=[25])}),
         mark(BEGIN, moved, 10),
         *between,
-        parcel(moved, {"k": luggage(10, "x", timers=[20, 90])}),
+        parcel(moved, {"k": key_state(10, "x", timers=[20, 90])}),
         shipped(moved),
         tick(15, at=50),
         mark(CUTOVER, moved, 16),

@@ -12,7 +12,7 @@ import pytest
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.keys import Selection
-from whimbrel.core.protocols.machine import Line, Migration
+from whimbrel.core.protocols.machine import Migration, StoryLine
 from whimbrel.core.record import Move, Parked
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.lab.chaos.engine import Struck
@@ -134,7 +134,7 @@ def test_a_dead_letter_that_is_missing_or_is_there_twice_is_counted(folder: Path
 
 def migration(phase: str, reason: str | None = None) -> Migration:
     move = Move("m1", LEDGER, "live", "ledger-1", "ledger-2", Selection(bins=frozenset({1})), 1, frozenset({"g"}))
-    story = [Line("ordered", "Ordered", BEGUN), Line("copying", "Ready", BEGUN + 2 * SECOND + HOUR_US)]
+    story = [StoryLine("ordered", "Ordered", BEGUN), StoryLine("copying", "Ready", BEGUN + 2 * SECOND + HOUR_US)]
     return Migration(move, "cloud", "edge-1", phase, reason=reason, story=story)
 
 
@@ -169,8 +169,8 @@ def test_the_journal_says_in_which_phase_a_fault_struck(folder: Path) -> None:
 
 def test_a_phase_that_was_missed_is_struck_when_it_was_half_over_before() -> None:
     one = migration("cutting")
-    one.story.append(Line("cutting", "Opened", BEGUN + 6 * SECOND))
-    one.story[1] = Line("copying", "Ready", BEGUN + 2 * SECOND)
+    one.story.append(StoryLine("cutting", "Opened", BEGUN + 6 * SECOND))
+    one.story[1] = StoryLine("copying", "Ready", BEGUN + 2 * SECOND)
     assert middle(one, "copying") == 1
     assert middle(one, "cutting") == 4
     assert middle(one, "ordered") is None

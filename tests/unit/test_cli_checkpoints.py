@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from whimbrel.checkpoints.central import CentralStore
-from whimbrel.checkpoints.version import Saving
+from whimbrel.checkpoints.version import Increment
 from whimbrel.cli.main import make_app
 from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import bin_of
-from whimbrel.core.saving import Version
 
 WHIMBREL = Path(sys.executable).with_name("whimbrel")
 MARCH = 1_772_366_400_000_000  # 2026-03-01 12:00 UTC
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
     store = CentralStore(str(tmp_path / "store"))
     for stage, number in [("average", 1), ("average", 2), ("average", 3), ("total", 1)]:
         versions = [Version(key, bin_of(key), 0, number, b"x" * 600) for key in ("a", "b")[:number]]
-        store.write(stage, Saving("i-1", 0, number, 0, (number << 20) + 7, versions))
+        store.write(stage, Increment("i-1", 0, number, 0, (number << 20) + 7, versions))
         assert store.checkpoint(stage, {"i-1": 1}, MARCH + number * 1_000_000) == number
     (tmp_path / "store" / "average" / "checkpoints" / "0000000003").write_bytes(b"\x01no")
     return tmp_path / "store"
@@ -45,7 +45,7 @@ def test_checkpoints_are_listed_by_stage_with_what_they_hold(store: Path) -> Non
     assert status == 0
     damage = "average/checkpoints/0000000003: 3 bytes are too few for any message"
     assert [line.split() for line in output.splitlines()] == [
-        ["stage", "checkpoint", "made", "keys", "bytes", "covered", "damage"],
+        ["stage", "checkpoint", "made", "keys", "bytes", "horizon", "damage"],
         ["average", "1", "2026-03-01", "12:00:01Z", "1", "600", "1.7"],
         ["average", "2", "2026-03-01", "12:00:02Z", "2", "1,200", "2.7"],
         ["average", "3", *damage.split()],
@@ -58,7 +58,7 @@ def test_one_stage_and_a_file(store: Path, tmp_path: Path) -> None:
     status, output = run(f"file://{store}", "--stage", "total", "--json", str(path))
     assert (status, "average" in output) == (0, False)
     report = json.loads(path.read_text())
-    figures = {"number": 1, "at_us": MARCH + 1_000_000, "keys": 1, "bytes": 600, "covered": (1 << 20) + 7, "damage": ""}
+    figures = {"number": 1, "at_us": MARCH + 1_000_000, "keys": 1, "bytes": 600, "horizon": (1 << 20) + 7, "damage": ""}
     assert (report["url"], report["stages"]) == (f"file://{store}", {"total": [figures]})
 
 

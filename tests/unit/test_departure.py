@@ -9,7 +9,7 @@ from tests.unit.records import data, delivered, kinds, mark, move, notices, parc
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, bin_of, selection_of
-from whimbrel.core.record import Aborted, Closed, Emissions, Kind, Left, Luggage, Move, Post, Shipped
+from whimbrel.core.record import Aborted, Closed, Emissions, KeyState, Kind, Left, Message, Move, Shipped
 
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
 LIVE = move("k", "j")
@@ -25,8 +25,8 @@ def source(*events: str) -> Instance:
     return instance
 
 
-def luggage(out: Emissions) -> dict[str, Luggage]:
-    return {key: luggage for parcel in parcels(out) for key, luggage in parcel.keys.items()}
+def key_state(out: Emissions) -> dict[str, KeyState]:
+    return {key: key_state for parcel in parcels(out) for key, key_state in parcel.keys.items()}
 
 
 # ── Shipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -36,10 +36,12 @@ def luggage(out: Emissions) -> dict[str, Luggage]:
 def test_begin_ships_the_selected_keys_and_then_says_so(moved: Move) -> None:
     out = source().apply([data("other", 11, "x"), mark(BEGIN, moved, 12)])
     assert kinds(out) == [Kind.PARCEL, Kind.PARCEL, Kind.SHIPPED]
-    assert {post.to for post in out.posts} == {"b"}
-    assert sorted(luggage(out)) == ["j", "k"]
-    assert [post.bin for post in out.posts] == [bin_of("j"), bin_of("k"), EVERY_BIN]
-    assert wire.unpack(out.posts[-1].body, Shipped) == Shipped("m1", 0, 1, sorted([(bin_of("k"), 1), (bin_of("j"), 1)]))
+    assert {message.to for message in out.messages} == {"b"}
+    assert sorted(key_state(out)) == ["j", "k"]
+    assert [message.bin for message in out.messages] == [bin_of("j"), bin_of("k"), EVERY_BIN]
+    assert wire.unpack(out.messages[-1].body, Shipped) == Shipped(
+        "m1", 0, 1, sorted([(bin_of("k"), 1), (bin_of("j"), 1)])
+    )
 
 
 def test_keys_of_one_bin_travel_in_one_parcel() -> None:
@@ -57,7 +59,7 @@ def test_luggage_is_everything_the_key_has() -> None:
     instance = part()
     instance.apply([data("k", 1, "timer 50"), data("k", 2, "x")])
     out = instance.apply([mark(BEGIN, move("k"), 3)])
-    packed = luggage(out)["k"]
+    packed = key_state(out)["k"]
     assert (packed.src, packed.timers) == ("r", [50])
     assert msgspec.msgpack.decode(packed.state) == {"seen": ["timer 50", "x"]}
 
@@ -65,14 +67,14 @@ def test_luggage_is_everything_the_key_has() -> None:
 def test_live_luggage_reaches_as_far_as_the_part_has_read() -> None:
     """Also past the key's own last record: a tick in between must not be applied again."""
     out = source().apply([data("k", 11, "y"), mark(BEGIN, LIVE, 12), data("k", 13, "z"), tick(20, at=5)])
-    assert {key: packed.seq for key, packed in luggage(out).items()} == {"k": 20, "j": 20}
-    assert msgspec.msgpack.decode(luggage(out)["k"].state) == {"seen": ["x", "y", "z"]}
+    assert {key: packed.seq for key, packed in key_state(out).items()} == {"k": 20, "j": 20}
+    assert msgspec.msgpack.decode(key_state(out)["k"].state) == {"seen": ["x", "y", "z"]}
 
 
 def test_luggage_of_held_keys_reaches_to_begin() -> None:
     """From there on their records and ticks are in the router's hands, whatever the part has read for other keys."""
     out = source().apply([mark(BEGIN, HOLD, 12), data("other", 13, "x"), tick(20, at=5)])
-    assert {key: packed.seq for key, packed in luggage(out).items()} == {"k": 12, "j": 12}
+    assert {key: packed.seq for key, packed in key_state(out).items()} == {"k": 12, "j": 12}
 
 
 def test_each_key_reaches_as_far_as_its_own_router() -> None:
@@ -80,7 +82,7 @@ def test_each_key_reaches_as_far_as_its_own_router() -> None:
     instance.apply([data("k", 5, "x", "r"), data("j", 900, "x", "s")])
     both = move("k", "j", routers="rs")
     out = instance.apply([mark(BEGIN, both, 6, "r"), mark(BEGIN, both, 901, "s")])
-    assert {key: (packed.src, packed.seq) for key, packed in luggage(out).items()} == {"k": ("r", 6), "j": ("s", 901)}
+    assert {key: (packed.src, packed.seq) for key, packed in key_state(out).items()} == {"k": ("r", 6), "j": ("s", 901)}
 
 
 def test_nothing_is_shipped_before_every_router_has_begun() -> None:
@@ -88,13 +90,13 @@ def test_nothing_is_shipped_before_every_router_has_begun() -> None:
     instance = source()
     assert instance.apply([mark(BEGIN, both, 12, "r")]) == Emissions()
     out = instance.apply([data("k", 13, "y"), data("new", 14, "x"), mark(BEGIN, both, 1, "s")])
-    assert msgspec.msgpack.decode(luggage(out)["k"].state) == {"seen": ["x", "y"]}
+    assert msgspec.msgpack.decode(key_state(out)["k"].state) == {"seen": ["x", "y"]}
 
 
 def test_begin_twice_ships_once() -> None:
     instance = source()
     instance.apply([mark(BEGIN, LIVE, 12)])
-    assert instance.apply([mark(BEGIN, LIVE, 12)]).posts == []
+    assert instance.apply([mark(BEGIN, LIVE, 12)]).messages == []
 
 
 def test_a_key_that_is_new_after_begin_is_not_shipped() -> None:
@@ -102,7 +104,7 @@ def test_a_key_that_is_new_after_begin_is_not_shipped() -> None:
     bins = move(selection=selection_of(bins=[179]))
     instance = part()
     out = instance.apply([data("k0", 1, "x"), mark(BEGIN, bins, 2), data("k673", 3, "x")])
-    assert sorted(luggage(out)) == ["k0"]
+    assert sorted(key_state(out)) == ["k0"]
     assert told(out) == [("k0", "x"), ("k673", "x")]
 
 
@@ -124,32 +126,32 @@ def test_a_budget_spreads_the_keys_over_batches_that_the_part_asks_itself_for() 
     shipped: list[list[str]] = []
     out = instance.apply([mark(BEGIN, small, 9)])
     while True:
-        shipped.append(sorted(luggage(out)))
-        if out.posts[-1].kind == Kind.SHIPPED:
+        shipped.append(sorted(key_state(out)))
+        if out.messages[-1].kind == Kind.SHIPPED:
             break
-        nudge = out.posts[-1]
-        assert (nudge.kind, nudge.to) == (Kind.NUDGE, "a")
-        out = instance.apply([delivered(nudge)])
+        wake = out.messages[-1]
+        assert (wake.kind, wake.to) == (Kind.WAKE, "a")
+        out = instance.apply([delivered(wake)])
     assert shipped == [["key-0", "key-1"], ["key-2", "key-3"], ["key-4"]]
-    assert instance.apply([delivered(nudge)]) == Emissions(), "there is nothing left to ship"
+    assert instance.apply([delivered(wake)]) == Emissions(), "there is nothing left to ship"
 
 
 def test_serving_goes_on_between_the_batches_and_late_luggage_has_it() -> None:
     instance = source()
     small = move("k", "j", budget=1)
-    assert sorted(luggage(instance.apply([mark(BEGIN, small, 12)]))) == ["j"]
+    assert sorted(key_state(instance.apply([mark(BEGIN, small, 12)]))) == ["j"]
     out = instance.apply([data("k", 13, "y"), data("j", 14, "y")])
     assert told(out) == [("k", "x y"), ("j", "x y")]
-    assert sorted(luggage(out)) == ["k"]
-    assert luggage(out)["k"].seq == 14
-    assert msgspec.msgpack.decode(luggage(out)["k"].state) == {"seen": ["x", "y"]}
+    assert sorted(key_state(out)) == ["k"]
+    assert key_state(out)["k"].seq == 14
+    assert msgspec.msgpack.decode(key_state(out)["k"].state) == {"seen": ["x", "y"]}
 
 
 def test_a_restart_between_two_batches_goes_on_shipping() -> None:
     instance = source()
     instance.apply([mark(BEGIN, move("k", "j", budget=1), 12)])
-    out = reloaded(instance).apply([delivered(Post("a", Kind.NUDGE, EVERY_BIN, b""))])
-    assert (sorted(luggage(out)), kinds(out)[-1]) == (["k"], Kind.SHIPPED)
+    out = reloaded(instance).apply([delivered(Message("a", Kind.WAKE, EVERY_BIN, b""))])
+    assert (sorted(key_state(out)), kinds(out)[-1]) == (["k"], Kind.SHIPPED)
 
 
 def test_a_repeated_batch_ships_the_same() -> None:
@@ -244,7 +246,7 @@ def test_an_abort_stops_the_shipping() -> None:
     both = move("k", "j", routers="rs", budget=1)
     instance = source()
     instance.apply([mark(BEGIN, both, 12, "r"), mark(BEGIN, both, 12, "s")])
-    assert instance.apply([mark(ABORT, both, 13, "s")]).posts == []
+    assert instance.apply([mark(ABORT, both, 13, "s")]).messages == []
 
 
 def test_an_abort_without_a_begin_is_acknowledged() -> None:
@@ -256,7 +258,7 @@ def test_several_moves_leave_one_source_side_by_side() -> None:
     instance = source()
     first, second = move("k", id="m1"), move("j", id="m2", destination="c")
     out = instance.apply([mark(BEGIN, first, 12), mark(BEGIN, second, 13)])
-    assert {(post.to, post.kind) for post in out.posts} == {
+    assert {(message.to, message.kind) for message in out.messages} == {
         (to, kind) for to in "bc" for kind in (Kind.PARCEL, Kind.SHIPPED)
     }
     instance.apply([mark(CUTOVER, first, 14)])

@@ -8,7 +8,7 @@ import pytest
 
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection, bin_of, selection_of
-from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Opened, Parked, RestoreOptions, Result
 
 K = selection_of(["k"])
 
@@ -139,7 +139,7 @@ def test_what_was_given_up_takes_the_same_way_as_results() -> None:
 
 # ── A fence ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-LOST = Move("r1", "s", "restore", "a", "c", K, 3, frozenset("r"), "replay", parties=frozenset({"a", "b"}))
+LOST = Move("r1", "s", "restore", "a", "c", K, 3, frozenset("r"), RestoreOptions(parties=frozenset({"a", "b"})))
 
 
 def test_a_fence_closes_all_epochs_before_for_good() -> None:
@@ -155,11 +155,11 @@ def test_a_fence_closes_all_epochs_before_for_good() -> None:
     assert gate.current("k") == 3
 
 
-# ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Increments ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def saved(instance: str, number: int, part: int = 0) -> Saved:
-    return Saved(instance, part, 1, "r", number, number)
+def saved(instance: str, number: int, part: int = 0) -> Checkpointed:
+    return Checkpointed(instance, part, 1, "r", number, number)
 
 
 def test_a_saving_counts_at_once_where_nothing_moves() -> None:

@@ -61,7 +61,7 @@ def test_a_second_try_draws_what_the_first_one_drew() -> None:
 def test_records_are_applied_in_order_each_to_its_own_key() -> None:
     out = apply(part(), data("k", 1, "x"), data("j", 2, "y"), data("k", 3, "z"))
     assert told(out) == [("k", "x"), ("j", "y"), ("k", "x z")]
-    assert (out.posts, out.notices) == ([], [])
+    assert (out.messages, out.notices) == ([], [])
 
 
 def test_state_lasts_from_batch_to_batch() -> None:

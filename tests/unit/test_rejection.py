@@ -11,7 +11,7 @@ from tests.unit.records import (
     Tape,
     data,
     delivered,
-    luggage,
+    key_state,
     mark,
     move,
     notices,
@@ -29,7 +29,7 @@ from whimbrel.core import operator, wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import bin_of
 from whimbrel.core.operator import shape_of
-from whimbrel.core.record import Emissions, Kind, Luggage, Post, Record, Rejected
+from whimbrel.core.record import Emissions, KeyState, Kind, Message, Record, Rejected
 
 LIVE, PUSH = move("k", "j"), switching("k", "j")
 BEGIN, CUTOVER, ABORT = Kind.BEGIN, Kind.CUTOVER, Kind.ABORT
@@ -55,7 +55,7 @@ def newer(record: Record) -> Record:
 
 
 def of_another_job(record: Record) -> Record:
-    return parcel(LIVE, {"k": luggage(10, "x"), "j": Luggage(10, "r", [], wire.encode({"seen": 3}))})
+    return parcel(LIVE, {"k": key_state(10, "x"), "j": KeyState(10, "r", [], wire.encode({"seen": 3}))})
 
 
 def reasons(out: Emissions) -> list[str]:
@@ -69,7 +69,7 @@ def reasons(out: Emissions) -> list[str]:
 def test_a_parcel_that_does_not_fit_is_refused_as_a_whole(spoil: Any, why: str) -> None:
     instance = part("b")
     instance.apply([data("other", 1, "o"), mark(BEGIN, LIVE, 10)])
-    out = instance.apply([spoil(parcel(LIVE, {"k": luggage(10, "x"), "j": luggage(10, "y")})), shipped(LIVE)])
+    out = instance.apply([spoil(parcel(LIVE, {"k": key_state(10, "x"), "j": key_state(10, "y")})), shipped(LIVE)])
     assert notices(out) == ["Rejected"], "and never Ready, though everything has been shipped"
     (reason,) = reasons(out)
     assert reason.startswith("b refuses a PARCEL: ")
@@ -86,18 +86,18 @@ def test_a_parcel_that_does_not_fit_is_refused_as_a_whole(spoil: Any, why: str) 
 
 def test_what_cannot_be_read_before_its_move_has_begun_is_held_against_the_next_one() -> None:
     instance = part("b")
-    assert instance.apply([damaged(parcel(LIVE, {"k": luggage(10, "x")}))]) == Emissions()
+    assert instance.apply([damaged(parcel(LIVE, {"k": key_state(10, "x")}))]) == Emissions()
     instance = reloaded(instance)
     assert notices(instance.apply([shipped(LIVE), mark(BEGIN, LIVE, 10)])) == ["Rejected"]
     later = move("k", "j", id="m2")
     instance.apply([mark(ABORT, LIVE, 11)])
-    out = instance.apply([mark(BEGIN, later, 12), parcel(later, {"k": luggage(12, "x")}), shipped(later)])
+    out = instance.apply([mark(BEGIN, later, 12), parcel(later, {"k": key_state(12, "x")}), shipped(later)])
     assert notices(out) == ["Ready"], "once only"
 
 
 def test_a_move_that_is_complete_has_nothing_to_do_with_what_cannot_be_read() -> None:
     instance = part("b")
-    instance.apply([mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": luggage(10, "x")}), shipped(LIVE)])
+    instance.apply([mark(BEGIN, LIVE, 10), parcel(LIVE, {"k": key_state(10, "x")}), shipped(LIVE)])
     assert instance.apply([damaged(parcel(LIVE, {}))]) == Emissions()
     assert notices(instance.apply([mark(CUTOVER, LIVE, 11)])) == ["Opened"]
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_may_have_come_with_a_move_that_begins_later() -> No
     """Its parcel may overtake BEGIN, while another move is under way: that one is not the only suspect."""
     instance = part("b")
     instance.apply([mark(BEGIN, LIVE, 10)])
-    assert notices(instance.apply([damaged(parcel(LIVE, {"k": luggage(10, "x")}))])) == ["Rejected"]
+    assert notices(instance.apply([damaged(parcel(LIVE, {"k": key_state(10, "x")}))])) == ["Rejected"]
     other = move("z", id="m2")
     out = instance.apply([shipped(other), mark(BEGIN, other, 12)])
     assert [notice.move for notice in out.notices if isinstance(notice, Rejected)] == ["m2"]
@@ -115,8 +115,8 @@ def test_what_cannot_be_read_may_have_come_with_a_move_that_begins_later() -> No
 
 def test_states_of_the_same_job_are_taken_as_their_operator_made_them() -> None:
     """A shape says that both ends run the same class, which its operator may not honour."""
-    loose = Luggage(10, "r", [], wire.encode({"seen": ("x",), "more": 1}))
-    odd = Luggage(10, "r", [], wire.encode({"seen": 7}))
+    loose = KeyState(10, "r", [], wire.encode({"seen": ("x",), "more": 1}))
+    odd = KeyState(10, "r", [], wire.encode({"seen": 7}))
     same = shape_of(Tape.State)
     instance = part("b")
     instance.apply([mark(BEGIN, LIVE, 10)])
@@ -127,7 +127,7 @@ def test_states_of_the_same_job_are_taken_as_their_operator_made_them() -> None:
 
 def test_the_last_piece_of_a_large_state_decides() -> None:
     state = wire.encode({"seen": 7})
-    pieces = [parcel(LIVE, {"k": Luggage(10, "r", [], state[n : n + 4])}, n // 4, 2) for n in (0, 4)]
+    pieces = [parcel(LIVE, {"k": KeyState(10, "r", [], state[n : n + 4])}, n // 4, 2) for n in (0, 4)]
     assert 4 < len(state) <= 8
     instance = part("b")
     assert not reasons(instance.apply([mark(BEGIN, LIVE, 10), pieces[0]]))
@@ -148,7 +148,7 @@ def switched(tape: operator.Operator) -> Instance:
 
 def test_after_a_switch_keys_wait_until_their_states_can_be_taken() -> None:
     instance = switched(Counter())
-    sent = [parcel(PUSH, {"k": luggage(9, "x")}), passed(PUSH), shipped(PUSH)]
+    sent = [parcel(PUSH, {"k": key_state(9, "x")}), passed(PUSH), shipped(PUSH)]
     out = instance.apply(sent)
     assert notices(out) == ["Rejected"]
     assert told(out) == []
@@ -163,7 +163,7 @@ def test_after_a_switch_keys_wait_until_their_states_can_be_taken() -> None:
 
 def test_whoever_cannot_take_it_either_keeps_it_and_says_so_again() -> None:
     instance = switched(Counter())
-    instance.apply([parcel(PUSH, {"k": luggage(9, "x")}), passed(PUSH), shipped(PUSH)])
+    instance.apply([parcel(PUSH, {"k": key_state(9, "x")}), passed(PUSH), shipped(PUSH)])
     for _ in range(2):
         instance = reloaded(instance)
         out = instance.apply([started(), data("k", 12, "z", epoch=1)])
@@ -175,7 +175,7 @@ def test_whoever_cannot_take_it_either_keeps_it_and_says_so_again() -> None:
 
 def test_a_batch_that_is_repeated_after_a_restart_does_what_it_did_before() -> None:
     instance = switched(Counter())
-    instance.apply([parcel(PUSH, {"k": luggage(9, "x")}), passed(PUSH), shipped(PUSH)])
+    instance.apply([parcel(PUSH, {"k": key_state(9, "x")}), passed(PUSH), shipped(PUSH)])
     again = part("b")  # the right version
     again.load(instance.snapshot())
     batch = [data("k", 12, "z", epoch=1)]
@@ -185,7 +185,7 @@ def test_a_batch_that_is_repeated_after_a_restart_does_what_it_did_before() -> N
 def test_a_damaged_parcel_after_a_switch_lets_no_key_begin_from_nothing() -> None:
     instance = part("b")
     instance.apply([switch(PUSH), mark(BEGIN, PUSH, 10), data("k", 11, "y", epoch=1)])
-    out = instance.apply([damaged(parcel(PUSH, {"k": luggage(9, "x")})), passed(PUSH), shipped(PUSH)])
+    out = instance.apply([damaged(parcel(PUSH, {"k": key_state(9, "x")})), passed(PUSH), shipped(PUSH)])
     assert (notices(out), told(out)) == (["Rejected"], [])
     assert "k" in instance.table.waiting
 
@@ -195,18 +195,18 @@ def test_who_asks_in_words_that_nobody_understands_gets_everything() -> None:
     source = part("a")
     source.apply([data("k", 1, "x"), data("j", 2, "y")])
     source.apply([switch(fetch), mark(BEGIN, fetch, 10)])
-    question = delivered(Post("a", Kind.FETCH, bin_of("k"), b"\xff\xff\xff\xff\xff\xff"))
-    kinds = [post.kind for post in source.apply([question]).posts]
+    question = delivered(Message("a", Kind.FETCH, bin_of("k"), b"\xff\xff\xff\xff\xff\xff"))
+    kinds = [message.kind for message in source.apply([question]).messages]
     assert Kind.PARCEL in kinds
     assert Kind.SHIPPED in kinds
 
 
 def test_a_standby_that_lacks_a_copy_does_not_take_over() -> None:
     """The source takes every copy it has sent for one that is there."""
-    replica = move("k", "j", routing="switch", order="replica", protocol="replicate")
+    replica = switching("k", "j", order="replica")
     announce = Record(0, Kind.REPLICATE, -1, "", -1, 0, "", 0, 0, wire.pack(replica))
-    copy = parcel(replica, {"k": luggage(5, "old")})._replace(kind=Kind.REPLICA)
-    fresh = parcel(replica, {"k": luggage(9, "old", "new")})._replace(kind=Kind.REPLICA)
+    copy = parcel(replica, {"k": key_state(5, "old")})._replace(kind=Kind.REPLICA)
+    fresh = parcel(replica, {"k": key_state(9, "old", "new")})._replace(kind=Kind.REPLICA)
     instance = part("b")
     instance.apply([announce, copy])
     assert notices(instance.apply([damaged(fresh)])) == ["Rejected"]

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.records import (
     data,
     delivered,
-    luggage,
+    key_state,
     mark,
     move,
     notices,
@@ -24,21 +24,22 @@ from tests.unit.records import (
     told,
 )
 from whimbrel.core import wire
+from whimbrel.core.increments import Version, VersionChunk
 from whimbrel.core.keys import bin_of
-from whimbrel.core.record import Kind, Move, Parcel, Post, Record
+from whimbrel.core.record import Kind, Message, Move, Parcel, Record, RestoreOptions
 from whimbrel.core.restoration import loads
-from whimbrel.core.saving import Crate, Version
 
 
 def restoring(*keys: str, **more: Any) -> Move:
     """A restoration of keys that `a` has lost, at `b`."""
-    return move(*keys, id="r1", protocol="restore", routing="replay", **{"epoch": 2, "parties": frozenset("a"), **more})
+    options = RestoreOptions(more.pop("ends", frozenset()), more.pop("parties", frozenset("a")))
+    return move(*keys, id="r1", protocol="restore", options=options, **{"epoch": 2, **more})
 
 
-def posts(m: Move, versions: dict[str, Any], out: dict[str, int]) -> list[Record]:
+def messages(m: Move, versions: dict[str, Any], out: dict[str, int]) -> list[Record]:
     """All that the destination's control lane gets."""
     stored = [Version.of(key, 0, bag) for key, bag in versions.items()]
-    return [delivered(post) for post in loads(m, stored, out)]
+    return [delivered(message) for message in loads(m, stored, out)]
 
 
 def replayed(key: str, seq: int, event: str, m: Move, **more: Any) -> Record:
@@ -48,7 +49,7 @@ def replayed(key: str, seq: int, event: str, m: Move, **more: Any) -> Record:
 @pytest.mark.parametrize("again", [False, True])
 def test_what_a_version_has_is_dropped_what_is_delivered_is_silent_the_rest_is_said(again: bool) -> None:
     b, m = part("b"), restoring("k")
-    out = b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 4}))
+    out = b.apply(messages(m, {"k": key_state(2, "v")}, {"k": 4}))
     assert notices(out) == ["Ready"]
     b = reloaded(b) if again else b
     out = b.apply([replayed("k", seq, f"e{seq}", m) for seq in range(1, 7)])
@@ -62,13 +63,13 @@ def test_what_a_version_has_is_dropped_what_is_delivered_is_silent_the_rest_is_s
 
 def test_a_key_without_a_version_starts_from_nothing_and_is_silent_up_to_what_is_delivered() -> None:
     b, m = part("b"), restoring("k")
-    b.apply(posts(m, {}, {"k": 1}))
+    b.apply(messages(m, {}, {"k": 1}))
     assert told(b.apply([replayed("k", 1, "x", m), replayed("k", 2, "y", m)])) == [("k", "x y")]
 
 
 def test_what_was_given_up_and_told_is_not_told_again() -> None:
     b, m = part("b"), restoring("k")
-    b.apply(posts(m, {}, {"k": 1}))
+    b.apply(messages(m, {}, {"k": 1}))
     out = b.apply([replayed("k", 1, "raise", m), replayed("k", 2, "raise", m)])
     assert [(type(notice).__name__, notice.seq, notice.epoch) for notice in out.notices] == [("Parked", 2, 2)]  # type: ignore[union-attr]
 
@@ -76,7 +77,7 @@ def test_what_was_given_up_and_told_is_not_told_again() -> None:
 def test_ticks_are_replayed_for_the_keys_of_the_move_alone() -> None:
     b, m = part("b"), restoring("k")
     b.apply([data("own", 1, "timer 50")])
-    b.apply(posts(m, {"k": luggage(2, "v", timers=[40])}, {"k": 4}))
+    b.apply(messages(m, {"k": key_state(2, "v", timers=[40])}, {"k": 4}))
     assert told(b.apply([tick(9, 45)])) == [], "the time of a restored key stands still"
     assert told(b.apply([tick(3, 30, held_for=m), tick(4, 41, held_for=m)])) == [], "delivered"
     assert b.table.entries["k"].timers == []
@@ -87,7 +88,7 @@ def test_ticks_are_replayed_for_the_keys_of_the_move_alone() -> None:
 
 def test_a_large_version_comes_in_pieces() -> None:
     b, m = part("b"), restoring("k", chunk=10)
-    control = posts(m, {"k": luggage(2, "v" * 50)}, {"k": 2})
+    control = messages(m, {"k": key_state(2, "v" * 50)}, {"k": 2})
     assert len(control) > 4
     for record in control:
         b = reloaded(b)
@@ -97,8 +98,8 @@ def test_a_large_version_comes_in_pieces() -> None:
 
 def test_an_order_to_load_that_is_repeated_begins_anew_or_comes_too_late() -> None:
     b, m = part("b"), restoring("k", "l")
-    first = posts(m, {"k": luggage(2, "old"), "l": luggage(2, "l")}, {"k": 2, "l": 2})
-    second = posts(m, {"k": luggage(3, "old", "new")}, {"k": 2})
+    first = messages(m, {"k": key_state(2, "old"), "l": key_state(2, "l")}, {"k": 2, "l": 2})
+    second = messages(m, {"k": key_state(3, "old", "new")}, {"k": 2})
     b.apply(first[:2])
     assert notices(b.apply(second)) == ["Ready"]
     assert set(b.table.entries) == {"k"}
@@ -112,11 +113,11 @@ def test_an_order_to_load_that_is_repeated_begins_anew_or_comes_too_late() -> No
 
 def test_one_that_is_called_off_leaves_nothing() -> None:
     b, m = part("b"), restoring("k")
-    b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
-    off = delivered(Post("b", Kind.ABORT, -1, wire.pack(m)))
+    b.apply(messages(m, {"k": key_state(2, "v")}, {"k": 2}))
+    off = delivered(Message("b", Kind.ABORT, -1, wire.pack(m)))
     assert notices(b.apply([off])) == ["Aborted"]
     assert (b.table.entries, b.moves.open) == ({}, [])
-    b.apply(posts(m, {"k": luggage(2, "v")}, {"k": 2}))
+    b.apply(messages(m, {"k": key_state(2, "v")}, {"k": 2}))
     assert b.table.entries == {}
 
 
@@ -142,10 +143,10 @@ def test_the_lost_one_comes_back_drops_the_keys_and_is_an_instance_without_them(
 def test_the_other_end_of_a_move_that_is_ended_forgets_its_part_in_it() -> None:
     b, m = part("b"), move("k")
     ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
-    b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x"), parcel(m, {"l": luggage(1, "l")})])
+    b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x"), parcel(m, {"l": key_state(1, "l")})])
     assert notices(b.apply([discard(ended, 3)])) == ["Evicted"]
     assert (b.table.entries, b.table.waiting, b.moves.open) == ({"l": b.table.entries["l"]}, {}, [])
-    for said in (parcel(m, {"k": luggage(1, "v")}), shipped(m), mark(Kind.CUTOVER, m, 4), switch(switching("k"))):
+    for said in (parcel(m, {"k": key_state(1, "v")}), shipped(m), mark(Kind.CUTOVER, m, 4), switch(switching("k"))):
         b.apply([said])
     assert ("k" in b.table.entries, b.moves.open) == (False, []), "what a zombie still says of it does not count"
 
@@ -153,9 +154,9 @@ def test_the_other_end_of_a_move_that_is_ended_forgets_its_part_in_it() -> None:
 def test_a_standby_of_a_lost_instance_forgets_its_copies() -> None:
     b, m = part("b"), switching("k", order="replica")
     ended = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"), destination="c")
-    copy = Parcel("m1", bin_of("k"), {"k": luggage(1, "v")})
-    b.apply([delivered(Post("b", Kind.REPLICATE, -1, wire.pack(m)))])
-    b.apply([delivered(Post("b", Kind.REPLICA, copy.bin, wire.pack(copy)))])
+    copy = Parcel("m1", bin_of("k"), {"k": key_state(1, "v")})
+    b.apply([delivered(Message("b", Kind.REPLICATE, -1, wire.pack(m)))])
+    b.apply([delivered(Message("b", Kind.REPLICA, copy.bin, wire.pack(copy)))])
     assert b.table.replicas
     b.apply([discard(ended, 3)])
     assert (b.table.replicas, b.moves.standbys) == ({}, {})
@@ -166,7 +167,7 @@ def test_a_destination_that_took_part_in_what_is_ended_keeps_what_was_loaded() -
     b, m = part("b"), move("k")
     r = restoring("k", ends=frozenset({"m1"}), parties=frozenset("ab"))
     b.apply([mark(Kind.BEGIN, m, 1), data("k", 2, "x")])
-    b.apply(posts(r, {"k": luggage(2, "v")}, {"k": 2}))
+    b.apply(messages(r, {"k": key_state(2, "v")}, {"k": 2}))
     out = b.apply([data("k", 3, "old"), mark(Kind.CUTOVER, m, 4), discard(r, 5)])
     assert (notices(out), told(out), b.table.entries["k"].seq) == (["Evicted"], [], 2)
     assert told(b.apply([replayed("k", 3, "new", r)])) == [("k", "v new")]
@@ -175,21 +176,24 @@ def test_a_destination_that_took_part_in_what_is_ended_keeps_what_was_loaded() -
 def test_a_late_discard_spares_what_a_later_restoration_brought() -> None:
     b, first = part("b"), restoring("k", parties=frozenset("b"), source="b", destination="c")
     second = restoring("k", epoch=3)
-    b.apply([wire_restore(second), *posts(second, {"k": luggage(2, "v")}, {"k": 2})])
+    b.apply([wire_restore(second), *messages(second, {"k": key_state(2, "v")}, {"k": 2})])
     b.apply([discard(first, 5)])
     assert b.table.entries["k"].seq == 2
 
 
 def wire_restore(m: Move) -> Record:
-    return delivered(Post("b", Kind.RESTORE, -1, wire.pack(m)))
+    return delivered(Message("b", Kind.RESTORE, -1, wire.pack(m)))
 
 
 def test_a_saving_under_way_is_given_up_and_all_that_is_left_is_saved_anew() -> None:
     a, m = part(), restoring("k")
     a.apply([data(key, n, "x" * 50) for n, key in enumerate("klm", 1)])
     first = a.apply([save(9, budget=1)])
-    assert [post.kind for post in first.posts if post.to == "@store"] == [Kind.PARCEL]
+    assert [message.kind for message in first.messages if message.to == "@store"] == [Kind.PARCEL]
     a.apply([discard(m, 10)])
     out = a.apply([save(11)])
-    sent = [wire.unpack(post.body, Crate) for post in out.posts if post.kind == Kind.PARCEL]
-    assert {version.key: one.saving for one in sent for version in one.unpacked()} == {"l": ("r", 11), "m": ("r", 11)}
+    sent = [wire.unpack(message.body, VersionChunk) for message in out.messages if message.kind == Kind.PARCEL]
+    assert {version.key: one.increment for one in sent for version in one.unpacked()} == {
+        "l": ("r", 11),
+        "m": ("r", 11),
+    }

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.records import data, move, switching
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of, selection_of
-from whimbrel.core.record import Kind, Move, Record, Save
-from whimbrel.core.router import NOBODY, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router, RouteTable
+from whimbrel.core.record import Barrier, Kind, Move, Record, RestoreOptions
+from whimbrel.core.router import UNOWNED, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router, RouteTable
 
 LIVE = move("k")
 HOLD = move("k", hold=True)
@@ -353,7 +353,7 @@ def test_the_next_epoch_is_above_all_that_a_selection_has_been_in() -> None:
 
 # ── A lost instance ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-LOST = move("k", id="r1", epoch=3, routing="replay", ends=frozenset({"m1"}), parties=frozenset({"a", "b"}))
+LOST = move("k", id="r1", epoch=3, options=RestoreOptions(frozenset({"m1"}), frozenset({"a", "b"})))
 
 
 def test_keys_that_are_fenced_belong_to_nobody(router: Router) -> None:
@@ -361,7 +361,7 @@ def test_keys_that_are_fenced_belong_to_nobody(router: Router) -> None:
     assert order(router, Fence(LOST)) == {}, "said twice"
     assert send(router, "x") == {}
     assert send(router, "y", key="other") == {"a": ["y"]}
-    assert router.owners() == {"a", NOBODY}
+    assert router.owners() == {"a", UNOWNED}
     assert set(router.tick(5, 0, 0)) == {"a"}
     assert router.snapshot() is not None
 
@@ -405,13 +405,13 @@ def test_a_restoration_hands_the_keys_over_and_reads_the_log_again(router: Route
 
 
 def test_nothing_is_read_again_for_one_that_had_no_keys(router: Router) -> None:
-    assert not router.replays(Restore(move(id="r1", routing="replay")))
+    assert not router.replays(Restore(move(id="r1", options=RestoreOptions())))
 
 
 def test_the_order_to_save_goes_to_all_who_may_have_keys_and_says_what_is_held_back(router: Router) -> None:
     def bounds(seq: int) -> dict[str, int]:
-        routed = router.save(Save(seq), seq)
-        return {name: wire.unpack(records[0].body, Save).bound for name, records in routed.items()}
+        routed = router.save(Barrier(seq), seq)
+        return {name: wire.unpack(records[0].body, Barrier).bound for name, records in routed.items()}
 
     assert bounds(3) == {"a": 3}
     order(router, Begin(HOLD))

@@ -1,4 +1,4 @@
-"""The spool of savings: what is large lies in files, which are there exactly as long as somebody may read them."""
+"""The spool of increments: what is large lies in files, which are there exactly as long as somebody may read them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Diverged, Full
-from whimbrel.core.record import Saved
+from whimbrel.core.record import Checkpointed
 from whimbrel.log import EmbeddedLog, Entry, MemoryLog
-from whimbrel.log.spool import LARGE, Spool
+from whimbrel.log.spool import LARGE, IncrementSpool
 
 WRITER = "sum-1@2f/x"
 BIG = b"x" * LARGE
@@ -25,11 +25,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spool(tmp_path: Path, folder: Path) -> Spool:
-    return Spool(EmbeddedLog(tmp_path / "savings-sum-1.db"), folder)
+def spool(tmp_path: Path, folder: Path) -> IncrementSpool:
+    return IncrementSpool(EmbeddedLog(tmp_path / "savings-sum-1.db"), folder)
 
 
-def put(spool: Spool, counter: int, blob: bytes) -> int | None:
+def put(spool: IncrementSpool, counter: int, blob: bytes) -> int | None:
     return spool.append(packed(blob), count=1, writer=WRITER, counter=counter)
 
 
@@ -37,16 +37,16 @@ def packed(blob: bytes) -> bytes:
     return wire.pack([(1, 0, blob)])
 
 
-def got(spool: Spool, position: int) -> bytes | None:
-    posts = spool.posts(position)
-    return None if posts is None else posts[0][2]
+def got(spool: IncrementSpool, position: int) -> bytes | None:
+    messages = spool.messages(position)
+    return None if messages is None else messages[0][2]
 
 
 def files(folder: Path) -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def test_posts_come_out_as_they_went_in_wherever_they_lie(spool: Spool, folder: Path) -> None:
+def test_posts_come_out_as_they_went_in_wherever_they_lie(spool: IncrementSpool, folder: Path) -> None:
     blobs = [b"small", BIG, BIG[100:], BIG + b"more"]
     assert [put(spool, number, blob) for number, blob in enumerate(blobs)] == [0, 1, 2, 3]
     assert [got(spool, position) for position in range(5)] == [*blobs, None]
@@ -54,12 +54,12 @@ def test_posts_come_out_as_they_went_in_wherever_they_lie(spool: Spool, folder: 
 
 
 def test_without_a_folder_nothing_is_large() -> None:
-    spool = Spool(MemoryLog())
+    spool = IncrementSpool(MemoryLog())
     put(spool, 0, BIG)
     assert got(spool, 0) == BIG
 
 
-def test_a_file_goes_with_its_entry(spool: Spool, folder: Path) -> None:
+def test_a_file_goes_with_its_entry(spool: IncrementSpool, folder: Path) -> None:
     for number in range(3):
         put(spool, number, BIG + bytes([number]))
     spool.trim(2, 0)
@@ -68,7 +68,7 @@ def test_a_file_goes_with_its_entry(spool: Spool, folder: Path) -> None:
     assert files(folder) == 0
 
 
-def test_a_batch_that_is_repeated_brings_nothing_back(spool: Spool, folder: Path) -> None:
+def test_a_batch_that_is_repeated_brings_nothing_back(spool: IncrementSpool, folder: Path) -> None:
     put(spool, 0, BIG)
     assert put(spool, 0, BIG) is None
     with pytest.raises(Diverged):
@@ -91,7 +91,7 @@ class Fails(MemoryLog):
 def test_a_file_that_is_still_to_be_named_stays(folder: Path) -> None:
     """Its writer died before it could name it, or is about to: the batch is repeated, with another content maybe."""
     log = Fails()
-    spool = Spool(log, folder)
+    spool = IncrementSpool(log, folder)
     with pytest.raises(OSError, match="dies here"):
         put(spool, 7, BIG)
     spool.trim(0, 0)
@@ -119,7 +119,7 @@ class Late(Fails):
 def test_a_file_that_is_named_in_this_moment_stays(folder: Path) -> None:
     log = Late()
     log.fails = False
-    spool = Spool(log, folder)
+    spool = IncrementSpool(log, folder)
     put(spool, 0, BIG)
     log.fails = True
     with pytest.raises(OSError, match="dies here"):
@@ -130,15 +130,15 @@ def test_a_file_that_is_named_in_this_moment_stays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["gone", "damaged"])
-def test_what_is_damaged_is_not_taken(spool: Spool, folder: Path, what: str) -> None:
+def test_what_is_damaged_is_not_taken(spool: IncrementSpool, folder: Path, what: str) -> None:
     put(spool, 0, BIG)
     (file,) = folder.iterdir()
     file.unlink() if what == "gone" else file.write_bytes(file.read_bytes()[:-1] + b"y")
-    with pytest.raises(Corrupt, match="savings under way are"):
+    with pytest.raises(Corrupt, match="increments under way are"):
         got(spool, 0)
 
 
-def test_a_full_disk_is_told_apart(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_apart(spool: IncrementSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -149,10 +149,10 @@ def test_a_full_disk_is_told_apart(spool: Spool, monkeypatch: pytest.MonkeyPatch
     assert (put(spool, 0, BIG), got(spool, 0)) == (0, BIG)
 
 
-def test_what_counts_is_heard_in_order_and_once(spool: Spool) -> None:
-    savings = [Saved("sum-1", part, 2, "r", number, number) for number in (1, 2) for part in (0, 1)]
-    for saved in (*savings, savings[0]):
+def test_what_counts_is_heard_in_order_and_once(spool: IncrementSpool) -> None:
+    increments = [Checkpointed("sum-1", part, 2, "r", number, number) for number in (1, 2) for part in (0, 1)]
+    for saved in (*increments, increments[0]):
         spool.confirm(saved, 5)
-    assert [one.saved for one in spool.confirmed(0)] == savings
+    assert [one.saved for one in spool.confirmed(0)] == increments
     spool.trim(0, 3)
-    assert [one.saved for one in spool.confirmed(3)] == savings[3:]
+    assert [one.saved for one in spool.confirmed(3)] == increments[3:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.protocols.machine import Line, Migration
+from whimbrel.core.protocols.machine import Migration, StoryLine
 from whimbrel.core.record import Move
 from whimbrel.orchestrator.orders import story_of
 
@@ -22,7 +22,7 @@ MOVE = Move(
 
 
 def migration(phase: str, *story: tuple[str, str, float]) -> Migration:
-    lines = [Line(phase, event, NEW_YEAR + round(at * SECOND)) for phase, event, at in story]
+    lines = [StoryLine(phase, event, NEW_YEAR + round(at * SECOND)) for phase, event, at in story]
     return Migration(MOVE, "cloud", "edge", phase, story=lines, ordered_by="ops", ordered_us=NEW_YEAR)
 
 

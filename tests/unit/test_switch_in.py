@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.records import (
     data,
-    luggage,
+    key_state,
     mark,
     notices,
     parcel,
@@ -26,6 +26,7 @@ from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import BINS, bin_of, selection_of, unit_of
 from whimbrel.core.record import Buffered, Emissions, Fetch, Kind, Opened, Ready, Record, Tick
+from whimbrel.core.schedules import units_of
 
 BEGIN, CUTOVER = Kind.BEGIN, Kind.CUTOVER
 PUSH = switching("k", "j")
@@ -47,17 +48,17 @@ def sent_on(record: Record) -> Buffered:
 
 def asked(out: Emissions) -> tuple[list[int], list[int]] | None:
     """What the destination asks for: units it needs, and those of the next step."""
-    for post in out.posts:
-        if post.kind == Kind.FETCH:
-            assert post.to == "a"
-            question = wire.unpack(post.body, Fetch)
+    for message in out.messages:
+        if message.kind == Kind.FETCH:
+            assert message.to == "a"
+            question = wire.unpack(message.body, Fetch)
             return question.needed, question.step
     return None
 
 
 # ── The destination opens ────────────────────────────────────────────────────────────────────────────────────────────
 
-OPENING = {"state": parcel(PUSH, {"k": luggage(10, "x")}), "passed": passed(PUSH)}
+OPENING = {"state": parcel(PUSH, {"k": key_state(10, "x")}), "passed": passed(PUSH)}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(OPENING)))
@@ -74,7 +75,7 @@ def test_a_key_opens_when_its_state_is_here_and_its_source_has_passed(order: tup
 def test_what_waited_at_the_source_is_spoken_for_at_once_and_before_what_waits_here() -> None:
     instance = destination(switch(PUSH), mark(BEGIN, PUSH, 14), data("k", 15, "here", epoch=1))
     behind = {"k": [sent_on(data("k", 11, "y")), sent_on(data("k", 13, "z"))]}
-    load = luggage(10, "x", timers=[50])
+    load = key_state(10, "x", timers=[50])
     out = instance.apply([parcel(PUSH, {"k": load}, backlog=behind, ticks=[Tick(12, "r", 60, 0)])])
     assert told(out) == [("k", "x y"), ("k", "x y @50"), ("k", "x y @50 z")]
     assert {result.epoch for result in out.results} == {1}
@@ -85,7 +86,7 @@ def test_a_record_that_the_state_has_is_not_applied_again() -> None:
     instance = destination(switch(PUSH), mark(BEGIN, PUSH, 14))
     behind = {"k": [sent_on(data("k", 10, "again")), sent_on(data("k", 11, "y"))]}
     out = instance.apply(
-        [parcel(PUSH, {"k": luggage(10, "x", timers=[5])}, backlog=behind, ticks=[Tick(9, "r", 9, 0)])]
+        [parcel(PUSH, {"k": key_state(10, "x", timers=[5])}, backlog=behind, ticks=[Tick(9, "r", 9, 0)])]
     )
     assert told(out) == [("k", "x y")]
 
@@ -98,14 +99,14 @@ def test_a_backlog_of_a_key_that_has_no_state_makes_it() -> None:
 
 
 def test_a_backlog_may_come_behind_its_key() -> None:
-    instance = destination(switch(PUSH), parcel(PUSH, {"k": luggage(10, "x")}))
+    instance = destination(switch(PUSH), parcel(PUSH, {"k": key_state(10, "x")}))
     late = parcel(PUSH, {}, backlog={"k": [sent_on(data("k", 11, "y"))]})
     assert told(instance.apply([late, mark(BEGIN, PUSH, 12), data("k", 13, "z", epoch=1)])) == [("k", "x y")]
     assert told(instance.apply([passed(PUSH)])) == [("k", "x y z")]
 
 
 def test_pieces_are_put_together_and_the_backlog_comes_with_the_last() -> None:
-    whole = luggage(10, "a long story")
+    whole = key_state(10, "a long story")
     cut = [msgspec.structs.replace(whole, state=state) for state in (whole.state[:9], whole.state[9:])]
     instance = destination(switch(PUSH), mark(BEGIN, PUSH, 12), passed(PUSH), data("k", 13, "z", epoch=1))
     assert told(instance.apply([parcel(PUSH, {"k": cut[0]}, 0, 2)])) == []
@@ -129,9 +130,9 @@ def test_shipped_opens_the_rest() -> None:
 
 
 def test_a_whole_unit_tells_which_keys_there_are_not() -> None:
-    unit = unit_of("k", FETCH.split)
+    unit = unit_of("k", units_of(FETCH).split)
     instance = destination(switch(FETCH), mark(BEGIN, FETCH, 10), passed(FETCH), data("k", 11, "y", epoch=1))
-    assert told(instance.apply([parcel(FETCH, {}, units=[unit_of("j", FETCH.split)])])) == []
+    assert told(instance.apply([parcel(FETCH, {}, units=[unit_of("j", units_of(FETCH).split)])])) == []
     assert told(instance.apply([parcel(FETCH, {}, units=[unit])])) == [("k", "y")]
 
 
@@ -146,13 +147,13 @@ def test_keys_of_nobody_elses_business_are_served_meanwhile() -> None:
 def test_a_tick_that_came_before_the_state_is_caught_up_with_in_its_place() -> None:
     instance = destination(switch(PUSH), mark(BEGIN, PUSH, 10))
     assert told(instance.apply([data("k", 11, "y", epoch=1), tick(12, at=60), data("k", 13, "z", epoch=1)])) == []
-    out = instance.apply([parcel(PUSH, {"k": luggage(10, "x", timers=[50])}), passed(PUSH)])
+    out = instance.apply([parcel(PUSH, {"k": key_state(10, "x", timers=[50])}), passed(PUSH)])
     assert told(out) == [("k", "x y"), ("k", "x y @50"), ("k", "x y @50 z")]
     assert {result.epoch for result in out.results} == {1}, "a timer's result too"
 
 
 def test_time_stands_still_for_a_key_that_has_not_opened() -> None:
-    instance = destination(switch(PUSH), mark(BEGIN, PUSH, 10), parcel(PUSH, {"k": luggage(8, "x", timers=[50, 70])}))
+    instance = destination(switch(PUSH), mark(BEGIN, PUSH, 10), parcel(PUSH, {"k": key_state(8, "x", timers=[50, 70])}))
     assert told(instance.apply([tick(12, at=80)])) == []
     older = Tick(9, "r", 60, 0)
     out = instance.apply([passed(PUSH, ticks=[older])])
@@ -161,10 +162,10 @@ def test_time_stands_still_for_a_key_that_has_not_opened() -> None:
 
 def test_an_open_key_has_its_time_like_any_other() -> None:
     instance = destination(
-        switch(PUSH), mark(BEGIN, PUSH, 10), passed(PUSH), parcel(PUSH, {"k": luggage(10, "x", timers=[50])})
+        switch(PUSH), mark(BEGIN, PUSH, 10), passed(PUSH), parcel(PUSH, {"k": key_state(10, "x", timers=[50])})
     )
     assert told(instance.apply([tick(11, at=60)])) == [("k", "x @50")]
-    assert told(instance.apply([parcel(PUSH, {"j": luggage(10, "x", timers=[50])})])) == [("j", "x @50")]
+    assert told(instance.apply([parcel(PUSH, {"j": key_state(10, "x", timers=[50])})])) == [("j", "x @50")]
 
 
 # ── Ready, and the end ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +188,7 @@ def test_ready_needs_begin_of_every_router_and_everything_from_every_part() -> N
 def test_a_key_opens_with_its_own_part_of_the_source() -> None:
     even, odd = (next(key for key in map(str, range(9)) if bin_of(key) % 2 == number) for number in range(2))
     moved = switching(even, odd)
-    loads = [parcel(moved, {key: luggage(10, "x")}) for key in (even, odd)]
+    loads = [parcel(moved, {key: key_state(10, "x")}) for key in (even, odd)]
     instance = destination(switch(moved), mark(BEGIN, moved, 10), *loads)
     instance.apply([data(even, 11, "y", epoch=1), data(odd, 12, "y", epoch=1)])
     assert told(instance.apply([passed(moved, 1, 2)])) == [(odd, "x y")]
@@ -201,7 +202,7 @@ def test_a_part_of_the_source_that_has_sent_everything_says_nothing_about_the_ot
     instance = destination(switch(moved), mark(BEGIN, moved, 10), passed(moved, 0, 2), passed(moved, 1, 2))
     instance.apply([data(even, 11, "y", epoch=1), data(odd, 12, "y", epoch=1)])
     assert told(instance.apply([shipped(moved, 1, 2)])) == [(odd, "y")]
-    assert told(instance.apply([parcel(moved, {even: luggage(10, "x")})])) == [(even, "x y")]
+    assert told(instance.apply([parcel(moved, {even: key_state(10, "x")})])) == [(even, "x y")]
 
 
 def test_after_cutover_from_every_router_the_keys_are_here_for_good() -> None:
@@ -210,7 +211,7 @@ def test_after_cutover_from_every_router_the_keys_are_here_for_good() -> None:
         switch(both),
         mark(BEGIN, both, 10, "r"),
         mark(BEGIN, both, 10, "s"),
-        parcel(both, {"k": luggage(10, "x", timers=[50])}),
+        parcel(both, {"k": key_state(10, "x", timers=[50])}),
         passed(both),
         shipped(both),
     )
@@ -244,7 +245,7 @@ def test_needed_units_are_asked_for_in_the_order_of_their_records_and_once() -> 
     records = [data("j", 11, "y"), data("i", 12, "y"), data("j", 13, "y"), data("other", 14, "y")]
     question = asked(instance.apply([mark(BEGIN, moved, 10), *records]))
     assert question is not None
-    assert question[0] == [unit_of("j", FETCH.split), unit_of("i", FETCH.split)]
+    assert question[0] == [unit_of("j", units_of(FETCH).split), unit_of("i", units_of(FETCH).split)]
     assert not set(question[0]) & set(question[1])
     assert asked(instance.apply([data("j", 15, "z")])) is None
     assert asked(reloaded(instance).apply([data("i", 15, "z")])) is None
@@ -285,8 +286,8 @@ def test_nothing_is_asked_for_when_everything_has_been_sent() -> None:
 
 def test_a_destination_hurries_until_everything_is_here() -> None:
     instance = destination()
-    assert not instance.hurries
+    assert not instance.is_urgent
     instance.apply([switch(PUSH), mark(BEGIN, PUSH, 10), data("k", 11, "y", epoch=1)])
-    assert reloaded(instance).hurries
-    instance.apply([parcel(PUSH, {"k": luggage(10, "x")}), passed(PUSH), shipped(PUSH)])
-    assert not instance.hurries
+    assert reloaded(instance).is_urgent
+    instance.apply([parcel(PUSH, {"k": key_state(10, "x")}), passed(PUSH), shipped(PUSH)])
+    assert not instance.is_urgent

@@ -28,7 +28,8 @@ from whimbrel.core.delta import Delta, unpacked
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
 from whimbrel.core.moves import Moves
-from whimbrel.core.record import Closed, Emissions, Kind, Left, Luggage, Passed, Shipped, Tick
+from whimbrel.core.record import Closed, Emissions, KeyState, Kind, Left, Passed, Shipped, Tick
+from whimbrel.core.schedules import units_of
 
 BEGIN, CUTOVER = Kind.BEGIN, Kind.CUTOVER
 PUSH = switching("k", "j")
@@ -44,7 +45,7 @@ def source(*keys: str) -> Instance:
     return instance
 
 
-def packed(out: Emissions) -> dict[str, Luggage]:
+def packed(out: Emissions) -> dict[str, KeyState]:
     return {key: load for parcel in parcels(out) for key, load in parcel.keys.items()}
 
 
@@ -63,12 +64,12 @@ def gone(out: Emissions) -> list[int]:
 
 
 def rest(instance: Instance, out: Emissions) -> list[str]:
-    """The keys that leave with a batch and, one nudge after another, behind it."""
+    """The keys that leave with a batch and, one wake-up after another, behind it."""
     left = list(packed(out))
-    while Kind.NUDGE in kinds(out):
-        nudge = out.posts[-1]
-        assert (nudge.kind, nudge.to) == (Kind.NUDGE, "a")
-        out = instance.apply([delivered(nudge)])
+    while Kind.WAKE in kinds(out):
+        wake = out.messages[-1]
+        assert (wake.kind, wake.to) == (Kind.WAKE, "a")
+        out = instance.apply([delivered(wake)])
         left += packed(out)
     return left
 
@@ -94,7 +95,7 @@ def test_a_begin_without_switch_before_it_stops_the_keys_too() -> None:
 def test_the_state_that_leaves_has_the_last_batch() -> None:
     out = source().apply([switch(PUSH), data("k", 11, "y")])
     assert msgspec.msgpack.decode(packed(out)["k"].state) == {"seen": ["x", "y"]}
-    assert {post.to for post in out.posts} == {"b"}
+    assert {message.to for message in out.messages} == {"b"}
 
 
 def test_what_comes_before_begin_is_sent_on_with_its_key_and_the_ticks_among_it() -> None:
@@ -110,8 +111,8 @@ def test_what_comes_before_begin_is_sent_on_with_its_key_and_the_ticks_among_it(
     assert instance.table.waiting == {}
     out = instance.apply([mark(BEGIN, moved, 15)])
     assert kinds(out) == [Kind.PASSED, Kind.SHIPPED]
-    assert wire.unpack(out.posts[0].body, Passed) == Passed("m1", 0, 1, [Tick(12, "r", 5, 1012)])
-    assert wire.unpack(out.posts[1].body, Shipped) == Shipped("m1", 0, 1)
+    assert wire.unpack(out.messages[0].body, Passed) == Passed("m1", 0, 1, [Tick(12, "r", 5, 1012)])
+    assert wire.unpack(out.messages[1].body, Shipped) == Shipped("m1", 0, 1)
 
 
 def test_a_key_that_the_source_never_had_is_not_made_there() -> None:
@@ -232,13 +233,13 @@ def test_a_budget_never_ships_a_key_twice_and_ends_with_shipped() -> None:
     moved = switching(*keys, budget=1)
     instance = source(*keys)
     left = list(packed(instance.apply([switch(moved), mark(BEGIN, moved, 10), hint(moved, *keys, *keys, seq=11)])))
-    nudge = delivered(instance.post("a", Kind.NUDGE))
+    wake = delivered(instance.message("a", Kind.WAKE))
     for _ in range(5):
-        out = instance.apply([hint(moved, *keys, seq=12), nudge])
+        out = instance.apply([hint(moved, *keys, seq=12), wake])
         left += packed(out)
     assert sorted(left) == sorted(keys)
     assert Kind.SHIPPED in kinds(out)
-    assert instance.apply([nudge]).posts == []
+    assert instance.apply([wake]).messages == []
 
 
 def test_what_waited_for_a_key_in_pieces_goes_with_the_last_piece() -> None:
@@ -250,7 +251,7 @@ def test_what_waited_for_a_key_in_pieces_goes_with_the_last_piece() -> None:
     for _ in range(3):  # a piece a batch, even if the source is rebuilt between them
         instance = reloaded(instance)
         assert "k" in instance.table.entries, "it is here until the last piece has left"
-        pieces += parcels(instance.apply([delivered(instance.post("a", Kind.NUDGE))]))
+        pieces += parcels(instance.apply([delivered(instance.message("a", Kind.WAKE))]))
     assert "k" not in instance.table.entries
     assert [(parcel.piece, parcel.pieces) for parcel in pieces] == [(n, 4) for n in range(4)]
     assert [list(parcel.backlog) for parcel in pieces] == [[], [], [], ["k"]]
@@ -262,9 +263,9 @@ def test_a_hint_at_a_key_that_is_not_here_is_answered_so() -> None:
     instance = source("j")
     out = instance.apply([switch(PUSH), mark(BEGIN, PUSH, 10), hint(PUSH, "k", "j", seq=11)])
     assert [parcel.absent for parcel in parcels(out)] == [[], ["k"]]
-    assert out.posts[1].bin == EVERY_BIN
+    assert out.messages[1].bin == EVERY_BIN
     assert kinds(out)[-2:] == [Kind.PASSED, Kind.SHIPPED]
-    assert instance.apply([hint(PUSH, "k", seq=12)]).posts == [], "everything has been sent: that says it"
+    assert instance.apply([hint(PUSH, "k", seq=12)]).messages == [], "everything has been sent: that says it"
 
 
 def test_a_repeated_batch_ships_the_same() -> None:
@@ -280,18 +281,18 @@ def test_a_repeated_batch_ships_the_same() -> None:
 
 def test_fetch_sends_nothing_unasked_but_keys_with_a_backlog() -> None:
     instance = source()
-    assert instance.apply([switch(FETCH)]).posts == []
+    assert instance.apply([switch(FETCH)]).messages == []
     out = instance.apply([data("k", 11, "y"), mark(BEGIN, FETCH, 12)])
     assert (list(packed(out)), kinds(out)) == (["k"], [Kind.PARCEL, Kind.PASSED])
-    out = instance.apply([fetch(FETCH, [unit_of("j", FETCH.split)])])
-    assert (list(packed(out)), gone(out)) == (["j"], [unit_of("j", FETCH.split)])
+    out = instance.apply([fetch(FETCH, [unit_of("j", units_of(FETCH).split)])])
+    assert (list(packed(out)), gone(out)) == (["j"], [unit_of("j", units_of(FETCH).split)])
     assert kinds(out) == [Kind.PARCEL, Kind.PARCEL, Kind.SHIPPED]
 
 
 def test_fetch_sends_needed_units_before_steps_and_steps_in_their_order() -> None:
     keys = ("a", "b", "c", "d", "e")
     moved = switching(*keys, order="demand", budget=1)
-    units = {key: unit_of(key, FETCH.split) for key in keys}
+    units = {key: unit_of(key, units_of(FETCH).split) for key in keys}
     instance = source(*keys)
     instance.apply([switch(moved), mark(BEGIN, moved, 10)])
     out = instance.apply([fetch(moved, [], [units["d"], units["a"]]), fetch(moved, [], [units["c"], units["b"]])])
@@ -307,14 +308,18 @@ def test_a_unit_is_told_gone_only_when_nothing_of_it_is_left(as_step: bool) -> N
     instance.apply([switch(moved), mark(BEGIN, moved, 10)])
     bin = bin_of("k0")
     first = instance.apply([fetch(moved, [], [bin]) if as_step else fetch(moved, [bin])])
-    last = instance.apply([delivered(first.posts[-1])])
+    last = instance.apply([delivered(first.messages[-1])])
     assert sorted([*packed(first), *packed(last)]) == list(PAIR)
     assert (gone(first), gone(last)) == ([], [bin])
 
 
 def test_an_empty_unit_is_told_gone_at_once() -> None:
     instance = source()
-    empty = next(unit for unit in range(BINS) if unit not in (unit_of("k", FETCH.split), unit_of("j", FETCH.split)))
+    empty = next(
+        unit
+        for unit in range(BINS)
+        if unit not in (unit_of("k", units_of(FETCH).split), unit_of("j", units_of(FETCH).split))
+    )
     out = instance.apply([switch(FETCH), mark(BEGIN, FETCH, 10), fetch(FETCH, [], [empty])])
     assert (packed(out), gone(out)) == ({}, [empty])
 
@@ -322,7 +327,7 @@ def test_an_empty_unit_is_told_gone_at_once() -> None:
 @pytest.mark.parametrize("as_step", [False, True])
 def test_a_key_that_is_made_in_the_batch_of_the_question_is_not_forgotten(as_step: bool) -> None:
     """The question comes first, in the control lane, and the key behind it."""
-    unit = unit_of("k", FETCH.split)
+    unit = unit_of("k", units_of(FETCH).split)
     question = fetch(FETCH, [], [unit]) if as_step else fetch(FETCH, [unit])
     out = part().apply([switch(FETCH), question, data("k", 11, "x"), mark(BEGIN, FETCH, 12)])
     assert [(list(parcel.keys), parcel.units) for parcel in parcels(out)] == [(["k"], []), ([], [unit])]
@@ -331,20 +336,20 @@ def test_a_key_that_is_made_in_the_batch_of_the_question_is_not_forgotten(as_ste
 def test_a_question_that_comes_when_everything_has_left_is_not_answered() -> None:
     instance = source("other")
     assert Kind.SHIPPED in kinds(instance.apply([switch(FETCH), mark(BEGIN, FETCH, 10)]))
-    assert instance.apply([fetch(FETCH, [unit_of("k", FETCH.split)])]) == Emissions()
+    assert instance.apply([fetch(FETCH, [unit_of("k", units_of(FETCH).split)])]) == Emissions()
     instance.apply([mark(CUTOVER, FETCH, 11)])
-    assert instance.apply([fetch(FETCH, [unit_of("k", FETCH.split)])]) == Emissions()
+    assert instance.apply([fetch(FETCH, [unit_of("k", units_of(FETCH).split)])]) == Emissions()
 
 
 def test_two_switches_at_once_do_not_mix() -> None:
     other = switching("i", id="m2", destination="c", order="demand")
     instance = source("k", "j", "i")
     out = instance.apply([switch(PUSH), switch(other)])
-    assert (sorted(packed(out)), {post.to for post in out.posts}) == (["j", "k"], {"b"})
+    assert (sorted(packed(out)), {message.to for message in out.messages}) == (["j", "k"], {"b"})
     out = instance.apply([data("k", 11, "y"), data("i", 12, "y"), mark(BEGIN, PUSH, 13), mark(BEGIN, other, 14)])
     sent = {parcel.move: (list(parcel.keys), list(parcel.backlog)) for parcel in parcels(out)}
     assert sent == {"m1": ([], ["k"]), "m2": (["i"], ["i"])}
-    assert {(post.to, post.kind) for post in out.posts} == {
+    assert {(message.to, message.kind) for message in out.messages} == {
         (to, kind) for to in "bc" for kind in (Kind.PARCEL, Kind.PASSED, Kind.SHIPPED)
     }
 
@@ -359,7 +364,7 @@ def test_a_part_has_passed_when_every_router_has_begun() -> None:
     out = instance.apply([data("j", 7, "y", "s"), tick(8, 5, "s"), tick(11, 5, "r"), mark(BEGIN, both, 9, "s")])
     assert backlog(out) == [("j", ["y"])]
     assert kinds(out) == [Kind.PARCEL, Kind.PASSED, Kind.SHIPPED]
-    assert wire.unpack(out.posts[1].body, Passed).ticks == [Tick(8, "s", 5, 1008)], "the other one came after BEGIN"
+    assert wire.unpack(out.messages[1].body, Passed).ticks == [Tick(8, "s", 5, 1008)], "the other one came after BEGIN"
 
 
 def test_each_part_answers_for_its_own_keys() -> None:
@@ -371,13 +376,13 @@ def test_each_part_answers_for_its_own_keys() -> None:
         instance = part(number=number, parts=2)
         out = instance.apply([switch(moved), mark(BEGIN, moved, 10), hint(moved, *keys, seq=11)])
         assert [key for parcel in parcels(out) for key in parcel.absent] == mine[number]
-        assert wire.unpack(out.posts[-1].body, Shipped) == Shipped("m1", number, 2)
+        assert wire.unpack(out.messages[-1].body, Shipped) == Shipped("m1", number, 2)
         instance = part(number=number, parts=2)
         instance.apply([data(key, seq, "x") for seq, key in enumerate(mine[number])])
-        units = [unit_of(key, FETCH.split) for key in keys]
+        units = [unit_of(key, units_of(FETCH).split) for key in keys]
         out = instance.apply([switch(asking), fetch(asking, units[:4], units[4:])])
         assert sorted(packed(out)) == sorted(mine[number])
-        assert sorted(gone(out)) == sorted(unit_of(key, FETCH.split) for key in mine[number])
+        assert sorted(gone(out)) == sorted(unit_of(key, units_of(FETCH).split) for key in mine[number])
 
 
 # ── The end, at the source ───────────────────────────────────────────────────────────────────────────────────────────
@@ -390,7 +395,7 @@ def test_after_cutover_from_every_router_the_source_has_left() -> None:
     assert instance.apply([mark(CUTOVER, both, 11, "r")]) == Emissions()
     (left,) = instance.apply([mark(CUTOVER, both, 11, "s")]).notices
     state = sum(len(load.state) for load in packed(sent).values())
-    assert left == Left("m1", "a", 0, 1, 2, state, sum(len(post.body) for post in sent.posts))
+    assert left == Left("m1", "a", 0, 1, 2, state, sum(len(message.body) for message in sent.messages))
     assert (instance.table.entries, instance.moves.open) == ({}, [])
 
 
@@ -416,8 +421,8 @@ def test_what_is_needed_does_not_keep_a_large_key_from_stopping_for_this_batch()
     instance.apply([data("k", 1, "x" * 25), data("j", 2, "y" * 25)])
     out = instance.apply([switch(moved), mark(BEGIN, moved, 10), hint(moved, "k", "j", seq=11)])
     assert [(list(parcel.keys), parcel.piece) for parcel in parcels(out)] == [(["k"], 0)]
-    nudge = delivered(instance.post("a", Kind.NUDGE))
-    left = [parcel for _ in range(8) for parcel in parcels(instance.apply([nudge]))]
+    wake = delivered(instance.message("a", Kind.WAKE))
+    left = [parcel for _ in range(8) for parcel in parcels(instance.apply([wake]))]
     assert [(*parcel.keys, parcel.piece) for parcel in left] == [
         *(("k", n) for n in range(1, 4)),
         *(("j", n) for n in range(4)),
@@ -427,13 +432,13 @@ def test_what_is_needed_does_not_keep_a_large_key_from_stopping_for_this_batch()
 def test_a_source_hurries_as_long_as_it_may_be_asked() -> None:
     instance = source()
     instance.apply([switch(FETCH), mark(BEGIN, FETCH, 3)])
-    assert reloaded(instance).hurries
-    out = instance.apply([fetch(FETCH, [unit_of(key, FETCH.split) for key in ("k", "j")])])
+    assert reloaded(instance).is_urgent
+    out = instance.apply([fetch(FETCH, [unit_of(key, units_of(FETCH).split) for key in ("k", "j")])])
     assert Kind.SHIPPED in kinds(out)
-    assert not instance.hurries
+    assert not instance.is_urgent
 
 
 def test_a_source_that_nobody_asks_does_not_hurry() -> None:
     instance = source()
     instance.apply([switch(PUSH), mark(BEGIN, PUSH, 3)])
-    assert not instance.hurries
+    assert not instance.is_urgent

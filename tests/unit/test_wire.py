@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.records import luggage, move, part
+from tests.unit.records import key_state, move, part
 from whimbrel.core import delta, gate, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
 from whimbrel.core.moves import Moves
-from whimbrel.core.protocols.machine import Heard, Line, Migration
+from whimbrel.core.protocols.machine import Heard, Migration, StoryLine
 from whimbrel.core.record import (
+    Barrier,
     Closed,
     Fetch,
     Move,
@@ -24,7 +25,6 @@ from whimbrel.core.record import (
     Ready,
     Rejected,
     Result,
-    Save,
     Shipped,
     Tick,
 )
@@ -39,17 +39,17 @@ NOTICES: list[Notice] = [
 ]
 MESSAGES: list[Any] = [
     MOVE,
-    Parcel("m1", 179, {"k": luggage(7, "x"), "": luggage(0)}, 1, 3),
+    Parcel("m1", 179, {"k": key_state(7, "x"), "": key_state(0)}, 1, 3),
     Shipped("m1", 1, 2),
     Passed("m1", 1, 2, [Tick(1, "r", 2, 3)], ["k"]),
     Fetch("m1", [1, 2], [3]),
-    Save(7),
+    Barrier(7),
     Sending("a", "b", "a@c", 3, b"posts"),
     Outgoing([Result("k", 1, 7, 0, 5, 6, {"n": 1, "text": "x", "none": None, "list": [1.5, True]})], NOTICES),
-    Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [Line("ordered", "Ordered", 3)]),
+    Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [StoryLine("ordered", "Ordered", 3)]),
     router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), ["m1"]),
     gate.Snapshot(([0, 1], {"k": 2}), [Result("k", 2, 0, 0, 0, 0, {})], 4),
-    delta.Delta({"k": luggage(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, b"moves"),
+    delta.Delta({"k": key_state(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, b"moves"),
     Moves(),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The REST API over `Orders`: paths, bodies, answers. Knows nothing of stages or sites, only passes on and translates.
+"""The REST API over `Control`: paths, bodies, answers. Only passes on and translates.
 
 Every answer is JSON, also that to a call that is refused (`problems.py`). A POST may carry an `Idempotency-Key`:
 sent again with the same key it has no second effect and gets the same answer, also after a restart.
@@ -23,17 +23,19 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from whimbrel.api import views
 from whimbrel.api.bodies import Abort, Drain, Invoke, Migrate, Pair, Scale
 from whimbrel.api.guard import ASGI, BODY, USER, Guard
 from whimbrel.api.problems import Problem, problem_of
 from whimbrel.api.tokens import User
 from whimbrel.core.errors import Refused, Retry, Unavailable, UnknownName, WhimbrelError
 from whimbrel.core.text import visible
+from whimbrel.orchestrator.control import Control
+from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.orders import (
     Checkpoint,
     InstanceStatus,
     MigrationStatus,
-    Orders,
     Receipt,
     Request,
     Route,
@@ -53,7 +55,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def make_api(
-    orders: Orders,
+    control: Control,
     who: Callable[[str], User | None],
     *,
     limit: int = BODY,
@@ -61,10 +63,10 @@ def make_api(
 ) -> ASGI:
     """The API as an ASGI application, behind its guard. `who`: whose token something is. `stopping`: when set, nobody
     waits any more."""
-    return Guard(make_app(orders, stopping or threading.Event()), who, limit)
+    return Guard(make_app(control, stopping or threading.Event()), who, limit)
 
 
-def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
+def make_app(control: Control, stopping: threading.Event) -> FastAPI:
     """The API without its guard."""
     app = FastAPI(
         title="Whimbrel",
@@ -74,8 +76,13 @@ def make_app(orders: Orders, stopping: threading.Event) -> FastAPI:
         responses=PROBLEMS,
         dependencies=[Security(HTTPBearer(auto_error=False, description="The file `token` of the data directory."))],
     )
-    once = Once(orders)
-    for router in (_looking(orders), _moving(orders, once, stopping), _links(orders, once), _instances(orders, once)):
+    once = Once(control)
+    for router in (
+        _looking(control),
+        _moving(control, once, stopping),
+        _links(control, once),
+        _instances(control, once),
+    ):
         app.include_router(router)
     app.add_exception_handler(WhimbrelError, _tell)
     app.add_exception_handler(Exception, _tell)
@@ -101,13 +108,13 @@ Named = Annotated[Request, Depends(named)]
 class Once:
     """Answers each request that has a name once."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, control: Control) -> None:
+        self._control = control
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
     def order(self, request: Request, act: Callable[[], Receipt]) -> Receipt:
-        """The receipt of an order, which is remembered together with what it orders."""
+        """The receipt of an order, which is remembered together with what it control."""
         with self._answering(request) as found:
             return act() if found is None else found
 
@@ -117,7 +124,7 @@ class Once:
             if found is None:
                 act()
                 if request.name is not None:
-                    self._orders.remember(request)
+                    self._control.remember(request)
 
     @contextmanager
     def _answering(self, request: Request) -> Iterator[Receipt | None]:
@@ -130,7 +137,7 @@ class Once:
                 raise Retry(f"the request {name!r} is being answered; ask again in a moment")
             self._under_way.add(name)
         try:
-            yield self._orders.recall(request)
+            yield self._control.recall(request)
         finally:
             self._under_way.discard(name)
 
@@ -138,28 +145,28 @@ class Once:
 # ── Paths ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _looking(orders: Orders) -> APIRouter:
+def _looking(control: Control) -> APIRouter:
     router = APIRouter()
 
     @router.get("/status")
     def status() -> dict[str, Any]:
         """How things are."""
-        return orders.status()
+        return control.status()
 
     @router.get("/sites")
     def sites() -> list[SiteStatus]:
         """The sites, with what is there."""
-        return orders.sites()
+        return views.sites(control)
 
     @router.get("/stages")
     def stages() -> list[StageStatus]:
         """The stages, with their instances."""
-        return orders.stages()
+        return views.stages(control)
 
     @router.get("/stages/{stage}/routes")
     def routes(stage: str, apart: Annotated[int, Query(ge=0, le=10_000)] = 100) -> list[Route]:
         """Who owns what of a stage; `apart`: how many keys to name that are routed singly."""
-        return orders.routes(stage, apart)
+        return views.routes(control, stage, apart)
 
     return router
 
@@ -182,46 +189,46 @@ class Room:
             self._here -= 1
 
 
-def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
+def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRouter:
     router, room = APIRouter(), Room(WAITING)
 
     @router.post("/migrations")
     def migrate(body: Migrate, request: Named) -> Receipt:
         """Move keys of a stage to a site."""
-        act = lambda: orders.migrate(body.stage, to=body.to, request=request, **body.given("stage", "to"))  # noqa: E731
+        act = lambda: _receipt(control.migrate(body.stage, to=body.to, request=request, **body.given("stage", "to")))  # noqa: E731
         return once.order(request, act)
 
     @router.post("/stages/{stage}/scale")
     def scale(stage: str, body: Scale, request: Named) -> Receipt:
         """Let so many instances of a stage share the keys at a site."""
-        return once.order(request, lambda: orders.scale(stage, request=request, **body.given()))
+        return once.order(request, lambda: _receipt(control.scale(stage, request=request, **body.given())))
 
     @router.post("/sites/{site}/drain")
     def drain(site: str, body: Drain, request: Named) -> Receipt:
         """Move everything away from a site."""
-        return once.order(request, lambda: orders.drain(site, request=request, **body.given()))
+        return once.order(request, lambda: _receipt(*control.drain(site, request=request, **body.given()).values()))
 
     @router.get("/migrations")
     def migrations() -> list[MigrationStatus]:
         """All migrations, in the order in which they were ordered."""
-        return orders.migrations()
+        return views.migrations(control)
 
     @router.get("/migrations/{id:path}/story")
     def story(id: str) -> list[str]:
         """What happened in a migration, a line each."""
-        return orders.story(id)
+        return control.story(id)
 
     @router.post("/migrations/{id:path}/abort")
     def abort(id: str, body: Abort, request: Named) -> MigrationStatus:
         """Call a migration off, if it is not too late."""
-        once.tell(request, lambda: orders.abort(id, body.reason, by=request.by))
-        return orders.migration(id)
+        once.tell(request, lambda: control.abort(id, body.reason, by=request.by))
+        return views.migration(control, id)
 
     @router.post("/migrations/{id:path}/take_over")
     def take_over(id: str, request: Named) -> MigrationStatus:
         """Let a warm standby take its keys over."""
-        once.tell(request, lambda: orders.take_over(id, by=request.by))
-        return orders.migration(id)
+        once.tell(request, lambda: control.take_over(id, by=request.by))
+        return views.migration(control, id)
 
     @router.get("/migrations/{id:path}")
     async def migration(
@@ -229,11 +236,12 @@ def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
     ) -> MigrationStatus:
         """A migration as it is; with `wait`, when it is over (or `warm`), at the latest after so many seconds."""
         if not wait:
-            return await run_in_threadpool(orders.migration, id)
+            return await run_in_threadpool(views.migration, control, id)
         deadline = time.monotonic() + wait
         with room.place():
             while True:
-                found = await run_in_threadpool(orders.wait, id, 0.0, warm=warm)
+                await run_in_threadpool(control.wait_for, id, 0.0, warm=warm)
+                found = await run_in_threadpool(views.migration, control, id)
                 is_ready = found.is_over or (warm and found.is_standby)
                 if is_ready or stopping.is_set() or await call.is_disconnected() or time.monotonic() >= deadline:
                     return found
@@ -242,66 +250,72 @@ def _moving(orders: Orders, once: Once, stopping: threading.Event) -> APIRouter:
     return router
 
 
-def _links(orders: Orders, once: Once) -> APIRouter:
+def _links(control: Control, once: Once) -> APIRouter:
     router = APIRouter()
 
     @router.post("/links/cut")
     def cut(body: Pair, request: Named) -> Receipt:
         """Cut the link between two sites."""
-        once.tell(request, lambda: orders.cut(body.site, body.other))
+        once.tell(request, lambda: control.cut(body.site, body.other))
         return Receipt()
 
     @router.post("/links/mend")
     def mend(body: Pair, request: Named) -> Receipt:
         """Mend the link between two sites."""
-        once.tell(request, lambda: orders.mend(body.site, body.other))
+        once.tell(request, lambda: control.mend(body.site, body.other))
         return Receipt()
 
     return router
 
 
-def _instances(orders: Orders, once: Once) -> APIRouter:
+def _instances(control: Control, once: Once) -> APIRouter:
     router = APIRouter(prefix="/instances/{instance}")
 
     @router.get("/state")
     def state(instance: str) -> InstanceStatus:
         """An instance as it is."""
-        return orders.state(instance)
+        return views.state(control, instance)
 
     @router.get("/checkpoint")
     def checkpoint(instance: str) -> Checkpoint:
         """Where the checkpoint of an instance is, and its last batch."""
-        return orders.checkpoint(instance)
+        return views.checkpoint(control, instance)
 
     @router.post("/checkpoint")
     def save(instance: str, request: Named) -> Checkpoint:
         """Let an instance, and with it its stage, save what has changed to the central store, now."""
-        once.tell(request, lambda: orders.save(instance))
-        return orders.checkpoint(instance)
+        once.tell(request, lambda: control.save(instance))
+        return views.checkpoint(control, instance)
 
     @router.post("/pause")
     def pause(instance: str, request: Named) -> InstanceStatus:
         """Let an instance end its batch and stand still."""
-        once.tell(request, lambda: orders.pause(instance))
-        return orders.state(instance)
+        once.tell(request, lambda: control.pause(instance))
+        return views.state(control, instance)
 
     @router.post("/resume")
     def resume(instance: str, request: Named) -> InstanceStatus:
         """Let an instance go on."""
-        once.tell(request, lambda: orders.resume(instance))
-        return orders.state(instance)
+        once.tell(request, lambda: control.resume(instance))
+        return views.state(control, instance)
 
     @router.post("/invoke")
     def invoke(instance: str, body: Invoke, request: Named) -> Receipt:
         """Let an instance at a site go on with what this one had, from saved state."""
-        return once.order(request, lambda: orders.invoke(instance, body.site, body.checkpoint, request=request))
+        return once.order(
+            request, lambda: _receipt(control.invoke(instance, body.site, body.checkpoint, request=request))
+        )
 
     @router.post("/detach")
     def detach(instance: str, request: Named) -> Receipt:
         """Take an instance out of its stage."""
-        return once.order(request, lambda: orders.detach(instance, request=request))
+        return once.order(request, lambda: _receipt(control.detach(instance, request=request)))
 
     return router
+
+
+def _receipt(*handles: Handle) -> Receipt:
+    return Receipt([id for handle in handles for id in handle.ids], [line for handle in handles for line in handle.why])
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────

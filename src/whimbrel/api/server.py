@@ -9,7 +9,7 @@ from typing import Self
 from whimbrel.api.api import make_api
 from whimbrel.api.guard import BODY
 from whimbrel.api.tokens import Tokens
-from whimbrel.orchestrator.orders import Orders
+from whimbrel.orchestrator.control import Control
 from whimbrel.rpc.access import announce, withdraw
 from whimbrel.rpc.server import Server
 
@@ -22,7 +22,7 @@ class ApiServer(Server):
 
     def __init__(
         self,
-        orders: Orders,
+        control: Control,
         data: Path,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -34,7 +34,7 @@ class ApiServer(Server):
         tokens = Tokens(data)
         self.data, self.token = data, tokens.prepare()
         stopping = threading.Event()
-        api = make_api(orders, tokens.who, limit=limit, stopping=stopping)
+        api = make_api(control, tokens.who, limit=limit, stopping=stopping)
         super().__init__(api, host, port, certificate=certificate, key=key, stopping=stopping)
 
     def start(self, timeout: float = 30.0) -> Self:

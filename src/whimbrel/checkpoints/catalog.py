@@ -12,15 +12,15 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from whimbrel.checkpoints import names
-from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.names import IncrementId
 from whimbrel.checkpoints.place import Objects
-from whimbrel.checkpoints.version import Base, Checkpoint, Moment, Reach, Seal, Segment, fitting, has, opened
+from whimbrel.checkpoints.version import Base, Checkpoint, Manifest, Moment, Reach, Segment, fitting, has, opened
 from whimbrel.core.errors import Corrupt, NewerFormat, UnknownName
+from whimbrel.core.increments import IndexEntry, Version
 from whimbrel.core.keys import Selection, bin_of
-from whimbrel.core.saving import Line, Version
 
 TOGETHER = 100
-"""How many seals are fetched at once."""
+"""How many manifests are fetched at once."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -30,17 +30,17 @@ class Gone(Corrupt):
 
 
 class Sources(NamedTuple):
-    """Where versions are to be looked for: a fold, and savings that it does not have."""
+    """Where versions are to be looked for: a base, and increments that it does not have."""
 
     base: Base | None
-    savings: list[Saved]
+    increments: list[IncrementId]
 
 
 class Piece(NamedTuple):
     """A segment, and what its index says of it."""
 
     name: str
-    lines: list[Line]
+    entries: list[IndexEntry]
 
 
 class Catalog:
@@ -55,16 +55,16 @@ class Catalog:
 
     # ── What there is ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def savings(self) -> list[Saved]:
-        """Every saving that has a seal, each part's in order."""
-        return [saved for saved in map(names.saved_of, self.names("seals")) if saved]
+    def increments(self) -> list[IncrementId]:
+        """Every increment that has a manifest, each part's in order."""
+        return [saved for saved in map(names.increment_of, self.names("manifests")) if saved]
 
     def moments(self) -> list[int]:
         """The checkpoints there are, oldest first."""
         return [number for number in map(names.number_of, self.names("checkpoints")) if number is not None]
 
     def bases(self) -> list[int]:
-        """The checkpoints that have been folded, oldest first."""
+        """The checkpoints that have been compacted, oldest first."""
         return [number for number in map(names.number_of, self.names("bases")) if number is not None]
 
     def sources(self, upto: Moment | None = None) -> Sources:
@@ -72,12 +72,12 @@ class Catalog:
         return next(self.ways(upto))
 
     def ways(self, upto: Moment | None = None) -> Iterator[Sources]:
-        """Each way to the newest versions, or the newest as of a checkpoint: the newest base and the savings since,
-        then the base that it was made from and the savings since that. All lead to the same; one may be damaged.
+        """Each way to the newest versions, or the newest as of a checkpoint: the newest base and the increments since,
+        then the base that it was made from and the increments since that. All lead to the same; one may be damaged.
 
         Raises the damage of an index if there is no way at all.
         """
-        savings = self.savings()  # before the bases: what is folded between the two is then in a base for sure
+        increments = self.increments()  # before the bases: what is compacted between the two is then in a base for sure
         known = self.bases()
         damage: Corrupt | NewerFormat | None = None
         found: list[Base | None] = []
@@ -91,27 +91,27 @@ class Catalog:
         if not found and damage is not None:
             raise damage
         for base in found or [None]:
-            yield Sources(base, [one for one in savings if _is_between(one, base, upto)])
+            yield Sources(base, [one for one in increments if _is_between(one, base, upto)])
 
     def _is_first(self, number: int, found: list[Base | None]) -> bool:
-        """Whether the only base there is was made of savings alone: then these are all there still. If its index cannot
-        be read, by that nothing of another base is there."""
+        """Whether the only base there is was made of increments alone: then these are all there still. If its index
+        cannot be read, by that nothing of another base is there."""
         if found and found[0] is not None:
             return found[0].source is None
-        return all(names.number_of(name) == number for name in self.names("folds"))
+        return all(names.number_of(name) == number for name in self.names("base-segments"))
 
     # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def seals(self, savings: Sequence[Saved]) -> Iterator[tuple[Saved, Seal]]:
-        """The indexes of savings, in their order."""
-        for start in range(0, len(savings), TOGETHER):
-            some = savings[start : start + TOGETHER]
-            called = [names.seal(self.stage, saved) for saved in some]
+    def manifests(self, increments: Sequence[IncrementId]) -> Iterator[tuple[IncrementId, Manifest]]:
+        """The indexes of increments, in their order."""
+        for start in range(0, len(increments), TOGETHER):
+            some = increments[start : start + TOGETHER]
+            called = [names.manifest(self.stage, saved) for saved in some]
             for saved, name, blob in zip(some, called, self.objects.get_all(called), strict=True):
-                seal = _opened(name, blob, Seal)
-                if (seal.instance, seal.part, seal.number) != saved:
-                    raise Corrupt(f"{name} is the seal of another saving")
-                yield saved, seal
+                manifest = _opened(name, blob, Manifest)
+                if (manifest.instance, manifest.part, manifest.number) != saved:
+                    raise Corrupt(f"{name} is the manifest of another increment")
+                yield saved, manifest
 
     def moment(self, number: int) -> Moment:
         """A checkpoint. Raises `UnknownName` if there is none of this number."""
@@ -140,46 +140,48 @@ class Catalog:
         return None
 
     def reach(self) -> Reach:
-        """Up to where savings have been counted: those that are folded are known from here only."""
+        """Up to where increments have been counted: those that are compacted are known from here only."""
         last = self.newest() or self.sources().base
         return last.upto if last else {}
 
     def base(self, number: int) -> Base:
-        """The index of a fold."""
+        """The index of a base."""
         name = names.base(self.stage, number)
         base = self._open(name, Base)
         if base.number != number:
-            raise Corrupt(f"{name} is the fold of another checkpoint")
+            raise Corrupt(f"{name} is the base of another checkpoint")
         return base
 
     def pieces(self, sources: Sources) -> Iterator[Piece]:
         """All segments of the sources, with what stands in them."""
         if sources.base is not None:
-            for piece, lines in enumerate(sources.base.segments):
-                yield Piece(names.fold(self.stage, sources.base.number, piece), lines)
-        for saved, seal in self.seals(sources.savings):
-            for piece, lines in enumerate(seal.segments):
-                yield Piece(names.segment(self.stage, saved, piece), lines)
+            for piece, index in enumerate(sources.base.segments):
+                yield Piece(names.base_segment(self.stage, sources.base.number, piece), index)
+        for saved, manifest in self.manifests(sources.increments):
+            for piece, index in enumerate(manifest.segments):
+                yield Piece(names.segment(self.stage, saved, piece), index)
 
-    def versions(self, piece: Piece, chosen: Mapping[str, Line]) -> Iterator[Version]:
-        """What lies in a segment, if it is what its index says: the versions that have these lines."""
-        versions = fitting(self._open(piece.name, Segment), piece.name, piece.lines)
-        return (version for version, line in zip(versions, piece.lines, strict=True) if chosen.get(line.key) is line)
+    def versions(self, piece: Piece, chosen: Mapping[str, IndexEntry]) -> Iterator[Version]:
+        """What lies in a segment, if it is what its index says: the versions that have these index."""
+        versions = fitting(self._open(piece.name, Segment), piece.name, piece.entries)
+        return (
+            version for version, entry in zip(versions, piece.entries, strict=True) if chosen.get(entry.key) is entry
+        )
 
     def _open(self, name: str, type: type[S]) -> S:
         return _opened(name, self.objects.get(name), type)
 
 
-def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, Line]]]:
-    """The pieces in which selected keys have their newest version, each with the lines of these."""
-    found: dict[str, tuple[Line, Piece]] = {}
+def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, IndexEntry]]]:
+    """The pieces in which selected keys have their newest version, each with the index of these."""
+    found: dict[str, tuple[IndexEntry, Piece]] = {}
     for piece in pieces:
-        for line in piece.lines:
-            if line.is_newer(found[line.key][0] if line.key in found else None) and line.key in selection:
-                found[line.key] = line, piece
-    wanted: dict[str, tuple[Piece, dict[str, Line]]] = {}
-    for line, piece in found.values():
-        wanted.setdefault(piece.name, (piece, {}))[1][line.key] = line
+        for entry in piece.entries:
+            if entry.is_newer(found[entry.key][0] if entry.key in found else None) and entry.key in selection:
+                found[entry.key] = entry, piece
+    wanted: dict[str, tuple[Piece, dict[str, IndexEntry]]] = {}
+    for entry, piece in found.values():
+        wanted.setdefault(piece.name, (piece, {}))[1][entry.key] = entry
     return list(wanted.values())
 
 
@@ -206,15 +208,15 @@ class Newest:
                 damage = error
                 continue
             self.lost, self.base = {}, way.base
-            for piece, lines in pieces:
-                yield from self._read(piece, lines)
+            for piece, index in pieces:
+                yield from self._read(piece, index)
             if not self.lost:
                 return
         if damage is not None and not self.lost:
             raise damage
 
-    def _read(self, piece: Piece, lines: Mapping[str, Line]) -> Iterator[Version]:
-        wanted = {key: line for key, line in lines.items() if key not in self._done}
+    def _read(self, piece: Piece, index: Mapping[str, IndexEntry]) -> Iterator[Version]:
+        wanted = {key: entry for key, entry in index.items() if key not in self._done}
         if not wanted:
             return
         try:
@@ -256,7 +258,7 @@ def listed(catalog: Catalog) -> list[Checkpoint]:
             continue
         tally = tally or _Tally(catalog)
         tally.advance(moment)
-        found.append(Checkpoint(number, moment.at_us, len(tally.held), tally.size, moment.covered, tally.damage))
+        found.append(Checkpoint(number, moment.at_us, len(tally.held), tally.size, moment.horizon, tally.damage))
     return found
 
 
@@ -264,10 +266,10 @@ class _Tally:
     """Counts what is there, from checkpoint to checkpoint. What cannot be read damages all that come after."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog, self._left = catalog, catalog.savings()
+        self._catalog, self._left = catalog, catalog.increments()
         self._base: Base | None = None
         self._is_begun = False
-        self.held: dict[str, Line] = {}
+        self.held: dict[str, IndexEntry] = {}
         self.size, self.damage = 0, ""
 
     def advance(self, moment: Moment) -> None:
@@ -286,15 +288,15 @@ class _Tally:
 
     def _count(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            for line in piece.lines:
-                known = self.held.get(line.key)
-                if line.is_newer(known):
-                    self.held[line.key] = line
-                    self.size += line.size - (known.size if known else 0)
+            for entry in piece.entries:
+                known = self.held.get(entry.key)
+                if entry.is_newer(known):
+                    self.held[entry.key] = entry
+                    self.size += entry.size - (known.size if known else 0)
 
 
-def merged(one: Reach, other: Iterable[Saved]) -> Reach:
-    """A reach that has all of another one, and these savings."""
+def merged(one: Reach, other: Iterable[IncrementId]) -> Reach:
+    """A reach that has all of another one, and these increments."""
     reach = {instance: dict(parts) for instance, parts in one.items()}
     for instance, part, number in other:
         parts = reach.setdefault(instance, {})
@@ -308,7 +310,7 @@ def _opened(name: str, blob: bytes | None, type: type[S]) -> S:
     return opened(name, blob, type)
 
 
-def _is_between(saved: Saved, base: Base | None, upto: Moment | None) -> bool:
+def _is_between(saved: IncrementId, base: Base | None, upto: Moment | None) -> bool:
     if base is not None and has(base.upto, *saved):
         return False
     return upto is None or has(upto.upto, *saved)

@@ -1,12 +1,12 @@
 """The central store: versions of keys, where every site can find them when one of them is no more.
 
-    part ── savings ──▶ uploader ──▶ segments, then a seal ──▶ checkpoint ──▶ compaction ──▶ base
+    part ── increments ──▶ uploader ──▶ segments, then a manifest ──▶ checkpoint ──▶ compaction ──▶ base
                                                                    │
                              load: newest version of each key, or as of a checkpoint
 
-Every object is immutable and its name is its identity. A saving exists from the moment its seal is there, a fold from
-the moment its index is; so whoever dies, and wherever, leaves a store that can be read, and repeating is harmless.
-One writer an instance, one party a stage that makes checkpoints and compacts; any number of readers.
+Every object is immutable and its name is its identity. An increment exists from the moment its manifest is there, a
+base from the moment its index is; so whoever dies, and wherever, leaves a store that can be read, and repeating is
+harmless. One writer an instance, one party a stage that makes checkpoints and compacts; any number of readers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 from whimbrel.checkpoints import names
 from whimbrel.checkpoints.catalog import Catalog, Gone, Newest, listed, merged
 from whimbrel.checkpoints.compaction import Sizes, compact
-from whimbrel.checkpoints.names import Saved
+from whimbrel.checkpoints.names import IncrementId
 from whimbrel.checkpoints.place import Objects, Place
 from whimbrel.checkpoints.version import (
     Checkpoint,
+    Increment,
+    Manifest,
     Moment,
     Owner,
     Retention,
-    Saving,
-    Seal,
     Segment,
     cut,
     has,
@@ -34,47 +34,47 @@ from whimbrel.checkpoints.version import (
 )
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable
+from whimbrel.core.increments import IndexEntry, Version
 from whimbrel.core.keys import EVERYTHING, Selection
-from whimbrel.core.saving import Line, Version
 
 PATIENCE = 5
 """How often a reader begins again because what it reads is being compacted."""
 
 
 class CentralStore:
-    """The savings of all stages at one address: a directory, `s3://...` or `memory://...`."""
+    """The increments of all stages at one address: a directory, `s3://...` or `memory://...`."""
 
     def __init__(self, where: str | Objects) -> None:
         self.objects: Objects = Place(where) if isinstance(where, str) else where
         self._sizes: dict[str, Sizes] = {}
 
-    # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, stage: str, saving: Saving) -> None:
-        """Keep a saving. Once more changes nothing; another one of the same number is a `Conflict`."""
-        pieces = list(cut(saving.versions))
+    def write(self, stage: str, increment: Increment) -> None:
+        """Keep an increment. Once more changes nothing; another one of the same number is a `Conflict`."""
+        pieces = list(cut(increment.versions))
         for number, versions in enumerate(pieces):
-            self.put(stage, saving, number, msgspec.Raw(wire.encode(versions)))
-        self.seal(stage, saving, [[Line.of(version) for version in versions] for versions in pieces])
+            self.put(stage, increment, number, msgspec.Raw(wire.encode(versions)))
+        self.commit(stage, increment, [[IndexEntry.of(version) for version in versions] for versions in pieces])
 
-    def put(self, stage: str, saving: Saving, piece: int, versions: msgspec.Raw) -> None:
-        """Keep one piece of a saving, which does not exist before it is sealed with all that they list."""
-        saved = Saved(saving.instance, saving.part, saving.number)
-        if self.objects.get(names.seal(stage, saved)) is None:
+    def put(self, stage: str, increment: Increment, piece: int, versions: msgspec.Raw) -> None:
+        """Keep one piece of an increment, which does not exist before it is committed with all that they list."""
+        saved = IncrementId(increment.instance, increment.part, increment.number)
+        if self.objects.get(names.manifest(stage, saved)) is None:
             name = names.segment(stage, saved, piece)
             self.objects.put(name, wire.pack(Segment(name, versions)))
 
-    def seal(self, stage: str, saving: Saving, segments: list[list[Line]]) -> None:
-        """Make a saving exist whose pieces have all been put; its own versions are not looked at."""
-        saved = Saved(saving.instance, saving.part, saving.number)
-        name = names.seal(stage, saved)
-        blob = wire.pack(Seal(*saved, saving.at_us, saving.reached, segments))
+    def commit(self, stage: str, increment: Increment, segments: list[list[IndexEntry]]) -> None:
+        """Make an increment exist whose pieces have all been put; its own versions are not looked at."""
+        saved = IncrementId(increment.instance, increment.part, increment.number)
+        name = names.manifest(stage, saved)
+        blob = wire.pack(Manifest(*saved, increment.at_us, increment.reached, segments))
         known = self.objects.get(name)
         if known is None:
             self.objects.put(name, blob)
         elif known != blob:
             raise Conflict(
-                f"{name} is there already and differs: an instance that begins anew must number its savings "
+                f"{name} is there already and differs: an instance that begins anew must number its increments "
                 "behind the last one that the store has"
             )
 
@@ -96,9 +96,9 @@ class CentralStore:
         self.objects.put(names.owner(stage), wire.pack(owner))
 
     def last(self, stage: str, instance: str) -> int:
-        """The greatest number of an instance's savings, -1 if it has none."""
+        """The greatest number of an instance's increments, -1 if it has none."""
         catalog = Catalog(self.objects, stage)
-        reach = merged(catalog.reach(), catalog.savings())
+        reach = merged(catalog.reach(), catalog.increments())
         return max(reach.get(instance, {}).values(), default=-1)
 
     # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,16 +111,16 @@ class CentralStore:
         time, belongs to the checkpoint as well.
         """
         catalog = Catalog(self.objects, stage)
-        savings, before = catalog.savings(), catalog.reach()
-        upto = merged({}, savings)
+        increments, before = catalog.increments(), catalog.reach()
+        upto = merged({}, increments)
         needed = [(instance, part) for instance, count in parts.items() for part in range(count)]
-        last = [Saved(instance, part, upto.get(instance, {}).get(part, -1)) for instance, part in needed]
+        last = [IncrementId(instance, part, upto.get(instance, {}).get(part, -1)) for instance, part in needed]
         if not last or any(one.number < 0 or has(before, *one) for one in last):
             return None
         number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
-        covered = min(seal.reached for _, seal in catalog.seals(last))
-        covered = covered if at_most is None else min(covered, at_most)
-        moment = Moment(number, at_us, covered, merged(before, savings))
+        horizon = min(manifest.reached for _, manifest in catalog.manifests(last))
+        horizon = horizon if at_most is None else min(horizon, at_most)
+        moment = Moment(number, at_us, horizon, merged(before, increments))
         self.objects.put(names.moment(stage, number), wire.pack(moment))
         return number
 
@@ -138,23 +138,23 @@ class CentralStore:
                 missing = gone
         raise missing
 
-    def covered(self, stage: str, at: int | None = None) -> int:
+    def horizon(self, stage: str, at: int | None = None) -> int:
         """Up to which seq a checkpoint has everything; the newest one if none is named. -1: nothing is covered."""
         catalog = Catalog(self.objects, stage)
         moment = catalog.newest() if at is None else catalog.moment(at)
-        return moment.covered if moment else -1
+        return moment.horizon if moment else -1
 
     def kept(self, stage: str) -> int:
         """Up to which seq *every* checkpoint that is kept has everything: records behind it are still needed."""
-        return min((moment.covered for moment in Catalog(self.objects, stage).readable()), default=-1)
+        return min((moment.horizon for moment in Catalog(self.objects, stage).readable()), default=-1)
 
     # ── Versions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, stage: str, selection: Selection = EVERYTHING, at: int | None = None) -> Iterator[Version]:
         """The newest version of each selected key that has one, or the newest as of a checkpoint, in no order.
 
-        What is damaged in a base is taken from the one before and the savings since. Raises `Corrupt` or `NewerFormat`
-        behind all that can be read, with the keys that cannot: go on with an older checkpoint.
+        What is damaged in a base is taken from the one before and the increments since. Raises `Corrupt` or
+        `NewerFormat` behind all that can be read, with the keys that cannot: go on with an older checkpoint.
         """
         catalog = Catalog(self.objects, stage)
         newest = Newest(catalog, selection, None if at is None else catalog.moment(at))
@@ -171,7 +171,7 @@ class CentralStore:
     # ── Keeping it small ─────────────────────────────────────────────────────────────────────────────────────────
 
     def compact(self, stage: str, retention: Retention, now_us: int, slack: float = 1.0) -> None:
-        """Give up checkpoints that need not be kept, and fold what only they needed (see compaction.py)."""
+        """Give up checkpoints that need not be kept, and compact what only they needed (see compaction.py)."""
         compact(Catalog(self.objects, stage), self._sizes.setdefault(stage, {}), retention, now_us, slack)
 
     def stages(self) -> list[str]:
@@ -180,6 +180,6 @@ class CentralStore:
 
     def delete(self, stage: str) -> None:
         """Give up all that a stage has here: what makes it known first, so that no half of it can be loaded."""
-        for kind in ("checkpoints", "bases", "seals", "folds", "segments"):
+        for kind in ("checkpoints", "bases", "manifests", "base-segments", "segments"):
             self.objects.delete(Catalog(self.objects, stage).names(kind))
         self.objects.delete([names.owner(stage)])

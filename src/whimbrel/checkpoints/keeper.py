@@ -10,7 +10,7 @@ from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.version import Retention
 
 SLACK = 4.0
-"""A new fold is due when the savings beside the last one are so many times as large: a fold copies everything."""
+"""A new base is due when the increments beside the last one are so many times as large: a base copies everything."""
 
 
 class Keeper:
@@ -22,7 +22,7 @@ class Keeper:
         self.store, self.stage, self.retention, self._slack = store, stage, retention or Retention(), slack
         self.number, self.made_us = 0, 0
         """The last checkpoint, and when it was made; 0: there is none."""
-        self.covered = -1
+        self.horizon = -1
         """Up to which seq no kept checkpoint needs the stage's records any more; -1: all are needed."""
         self._is_known = False
         self._made: tuple[int, int] | None = None
@@ -33,7 +33,7 @@ class Keeper:
         if not self._is_known:
             newest = self.store.newest(self.stage)
             self.number, self.made_us = (newest.number, newest.at_us) if newest else (0, 0)
-            self.covered, self._is_known = self.store.kept(self.stage), True
+            self.horizon, self._is_known = self.store.kept(self.stage), True
 
     def step(self, parts: Mapping[str, int], now_us: int, at_most: int | None = None) -> None:
         """Make a checkpoint, if these parts have all saved since the last, and give up what is too old."""
@@ -43,5 +43,5 @@ class Keeper:
             self._made = made, now_us
         if self._made is not None:
             self.store.compact(self.stage, self.retention, now_us, self._slack)
-            self.covered = self.store.kept(self.stage)
+            self.horizon = self.store.kept(self.stage)
             (self.number, self.made_us), self._made = self._made, None

@@ -1,11 +1,11 @@
 """What each object is called. Names sort as their numbers do, and say all that is needed to find an object again:
 nothing that was read from the store ever becomes a name.
 
-    <stage>/seals/<instance>/<part>-<number>
+    <stage>/manifests/<instance>/<part>-<number>
     <stage>/segments/<instance>/<part>-<number>-<piece>
     <stage>/checkpoints/<number>
     <stage>/bases/<number>
-    <stage>/folds/<number>-<piece>
+    <stage>/base-segments/<number>-<piece>
     <stage>/owner
 
 Keys stand in no name.
@@ -23,8 +23,8 @@ PART, NUMBER, PIECE, MOMENT = 5, 18, 6, 10
 """Digits of each kind of number."""
 
 
-class Saved(NamedTuple):
-    """Which saving: what its seal's name says."""
+class IncrementId(NamedTuple):
+    """Which increment: what its manifest's name says."""
 
     instance: str
     part: int
@@ -36,14 +36,14 @@ def folder(stage: str, kind: str) -> str:
     return f"{checked('stage', stage)}/{kind}"
 
 
-def seal(stage: str, saved: Saved) -> str:
-    """The name of a saving's index."""
-    return f"{folder(stage, 'seals')}/{_saving(saved)}"
+def manifest(stage: str, saved: IncrementId) -> str:
+    """The name of an increment's index."""
+    return f"{folder(stage, 'manifests')}/{_increment(saved)}"
 
 
-def segment(stage: str, saved: Saved, piece: int) -> str:
-    """The name of a piece of a saving."""
-    return f"{folder(stage, 'segments')}/{_saving(saved)}-{_digits('piece', piece, PIECE)}"
+def segment(stage: str, saved: IncrementId, piece: int) -> str:
+    """The name of a piece of an increment."""
+    return f"{folder(stage, 'segments')}/{_increment(saved)}-{_digits('piece', piece, PIECE)}"
 
 
 def moment(stage: str, number: int) -> str:
@@ -52,13 +52,13 @@ def moment(stage: str, number: int) -> str:
 
 
 def base(stage: str, number: int) -> str:
-    """The name of a fold's index."""
+    """The name of a base's index."""
     return f"{folder(stage, 'bases')}/{_digits('checkpoint', number, MOMENT)}"
 
 
-def fold(stage: str, number: int, piece: int) -> str:
-    """The name of a piece of a fold."""
-    return f"{folder(stage, 'folds')}/{_digits('checkpoint', number, MOMENT)}-{_digits('piece', piece, PIECE)}"
+def base_segment(stage: str, number: int, piece: int) -> str:
+    """The name of a piece of a base."""
+    return f"{folder(stage, 'base-segments')}/{_digits('checkpoint', number, MOMENT)}-{_digits('piece', piece, PIECE)}"
 
 
 def owner(stage: str) -> str:
@@ -66,23 +66,25 @@ def owner(stage: str) -> str:
     return f"{checked('stage', stage)}/owner"
 
 
-def saved_of(name: str) -> Saved | None:
-    """The saving whose seal or segment has this name; a name of another shape is nobody's."""
-    found = _SAVING.fullmatch(name)
-    return Saved(found[1], int(found[2]), int(found[3])) if found else None
+def increment_of(name: str) -> IncrementId | None:
+    """The increment whose manifest or segment has this name; a name of another shape is nobody's."""
+    found = _INCREMENT.fullmatch(name)
+    return IncrementId(found[1], int(found[2]), int(found[3])) if found else None
 
 
 def number_of(name: str) -> int | None:
-    """The checkpoint that has this name, or whose fold, or a piece of whose fold."""
+    """The checkpoint that has this name, or whose base, or a piece of whose base."""
     found = _MOMENT.fullmatch(name)
     return int(found[1]) if found else None
 
 
-_SAVING = re.compile(rf"[^/]+/(?:seals|segments)/([^/]+)/([0-9]{{{PART}}})-([0-9]{{{NUMBER}}})(?:-[0-9]{{{PIECE}}})?")
-_MOMENT = re.compile(rf"[^/]+/(?:checkpoints|bases|folds)/([0-9]{{{MOMENT}}})(?:-[0-9]{{{PIECE}}})?")
+_INCREMENT = re.compile(
+    rf"[^/]+/(?:manifests|segments)/([^/]+)/([0-9]{{{PART}}})-([0-9]{{{NUMBER}}})(?:-[0-9]{{{PIECE}}})?"
+)
+_MOMENT = re.compile(rf"[^/]+/(?:checkpoints|bases|base-segments)/([0-9]{{{MOMENT}}})(?:-[0-9]{{{PIECE}}})?")
 
 
-def _saving(saved: Saved) -> str:
+def _increment(saved: IncrementId) -> str:
     part, number = _digits("part", saved.part, PART), _digits("number", saved.number, NUMBER)
     return f"{checked('instance', saved.instance)}/{part}-{number}"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from whimbrel.core.errors import Refused, Retry
+from whimbrel.core.increments import Version
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Move, Post
+from whimbrel.core.record import Message, Move
 from whimbrel.core.restoration import loads
-from whimbrel.core.saving import Version
 from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0
 """Seconds to wait for the outlet's next commit."""
 ENTRY = 1 << 20
-"""Bytes of posts in an entry of an inbox, about."""
+"""Bytes of messages in an entry of an inbox, about."""
 
 
 class Restoring:
@@ -43,11 +43,11 @@ class Restoring:
 
     def since(self, checkpoint: int | None) -> int:
         """From which `seq` on records are needed. Raises if there is no such checkpoint, or they are gone."""
-        covered = self._gateway.covered()
+        horizon = self._gateway.horizon()
         if checkpoint is not None:
-            covered = min(covered, self._store.covered(self._stage, checkpoint))
-        self._gateway.check_readable((covered + 1) // codec.ROWS)
-        return covered + 1
+            horizon = min(horizon, self._store.horizon(self._stage, checkpoint))
+        self._gateway.check_readable((horizon + 1) // codec.ROWS)
+        return horizon + 1
 
     def fence(self, move: Move) -> None:
         """Let nothing of a lost owner out any more; raises `Retry` if that is not safe in time."""
@@ -62,9 +62,9 @@ class Restoring:
             delivered = self._outlet.delivered_of(move.selection)
             counted = _Counted(self._versions(move, checkpoint))
             inbox, writer = self._inbox_of(move.destination), f"store/{move.id}/{secrets.token_hex(8)}"
-            for number, posts in enumerate(_bundled(loads(move, counted, delivered))):
-                blob = codec.encode_posts((post.kind, post.bin, post.body) for post in posts)
-                inbox.append(blob, count=len(posts), writer=writer, counter=number, lane=Lane.CONTROL)
+            for number, messages in enumerate(_bundled(loads(move, counted, delivered))):
+                blob = codec.encode_messages((message.kind, message.bin, message.body) for message in messages)
+                inbox.append(blob, count=len(messages), writer=writer, counter=number, lane=Lane.CONTROL)
         return Loaded({self._gateway.name: since}, counted.keys, counted.size)
 
     def _versions(self, move: Move, checkpoint: int | None) -> Iterator[Version]:
@@ -74,7 +74,7 @@ class Restoring:
         self._check_there()  # behind the last version, before the destination hears that it has all
 
     def _check_there(self) -> None:
-        if self._gateway.covered() >= 0:
+        if self._gateway.horizon() >= 0:
             self._store.check_there(self._stage)
 
     def checkpoints(self) -> list[int]:
@@ -99,17 +99,17 @@ class _Counted:
     def __iter__(self) -> Iterator[Version]:
         for version in self._versions:
             self.keys += 1
-            self.size += len(version.luggage)
+            self.size += len(version.key_state)
             yield version
 
 
-def _bundled(posts: Iterator[Post]) -> Iterator[list[Post]]:
-    """Posts, as many together as an entry should have."""
-    bundle: list[Post] = []
+def _bundled(messages: Iterator[Message]) -> Iterator[list[Message]]:
+    """Messages, as many together as an entry should have."""
+    bundle: list[Message] = []
     size = 0
-    for post in posts:
-        bundle.append(post)
-        size += len(post.body)
+    for message in messages:
+        bundle.append(message)
+        size += len(message.body)
         if size >= ENTRY:
             yield bundle
             bundle, size = [], 0

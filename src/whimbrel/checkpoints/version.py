@@ -4,9 +4,9 @@ A key's state as of some `seq` follows from its records up to there, whoever app
 state of instances but *versions of keys*: to restore a key anywhere, take its newest version, then its records behind
 that version's `seq`.
 
-    Version       one key as of one seq, under one owner (epoch); what its luggage holds is the core's affair
-    Saving        what one part of an instance has changed since its last saving, as versions
-    Checkpoint    a moment of a whole stage: savings of every part are there up to it
+    Version       one key as of one seq, under one owner (epoch); what its key state holds is the core's affair
+    Increment     what one part of an instance has changed since its last increment, as versions
+    Checkpoint    a moment of a whole stage: increments of every part are there up to it
 
 The rest of this file is how they are stored, each object through `core.wire` (version, checksum, MessagePack).
 """
@@ -20,19 +20,19 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Stop
-from whimbrel.core.saving import Line, Version
+from whimbrel.core.increments import IndexEntry, Version
 
 PIECE = 8 << 20
-"""About how many bytes of luggage a segment holds at most; a larger version has one to itself."""
+"""About how many bytes of key state a segment holds at most; a larger version has one to itself."""
 
 T = TypeVar("T")
 
 
-class Saving(msgspec.Struct, frozen=True):
-    """What a part has changed since its last saving; nothing, if `versions` is empty.
+class Increment(msgspec.Struct, frozen=True):
+    """What a part has changed since its last increment; nothing, if `versions` is empty.
 
-    A part's `number` grows with each saving for ever: an instance that begins anew goes on behind
-    `CentralStore.last`. Its savings must be written in this order.
+    A part's `number` grows with each increment for ever: an instance that begins anew goes on behind
+    `CentralStore.last`. Its increments must be written in this order.
     """
 
     instance: str
@@ -40,7 +40,7 @@ class Saving(msgspec.Struct, frozen=True):
     number: int
     at_us: int
     reached: int
-    """Everything this part was given up to this seq is in this saving or an earlier one."""
+    """Everything this part was given up to this seq is in this increment or an earlier one."""
     versions: list[Version] = []
 
 
@@ -52,8 +52,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     keys: int
     """Keys of which it has a version."""
     bytes: int
-    """Their luggage together."""
-    covered: int
+    """Their key state together."""
+    horizon: int
     """Every record up to this seq is in some version; -1: none. Records behind it are still needed."""
     damage: str = ""
     """Why it cannot be loaded, as far as is known without reading all of it."""
@@ -69,7 +69,7 @@ class Retention(msgspec.Struct, frozen=True):
 # ── As stored ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Reach = dict[str, dict[int, int]]
-"""By instance and part: the number of a saving. It and all before it are meant."""
+"""By instance and part: the number of an increment. It and all before it are meant."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class Owner(msgspec.Struct, frozen=True):
     run: str
     """The name of a data directory that nobody else has."""
     since: int
-    """The first saving that belongs here: it has all there was. Earlier ones were made for another store."""
+    """The first increment that belongs here: it has all there was. Earlier ones were made for another store."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -89,27 +89,27 @@ class Segment(msgspec.Struct, frozen=True):
     """As `wire.encode` makes them."""
 
 
-class Seal(msgspec.Struct, frozen=True):
-    """The index of a saving. Written last: without it the saving does not exist."""
+class Manifest(msgspec.Struct, frozen=True):
+    """The index of an increment. Written last: without it the increment does not exist."""
 
     instance: str
     part: int
     number: int
     at_us: int
     reached: int
-    segments: list[list[Line]]
+    segments: list[list[IndexEntry]]
 
 
 class Base(msgspec.Struct, frozen=True):
-    """The index of a fold: the newest versions as of a checkpoint, in place of all savings up to it."""
+    """The index of a base: the newest versions as of a checkpoint, in place of all increments up to it."""
 
     number: int
     """The checkpoint's."""
     upto: Reach
-    segments: list[list[Line]]
+    segments: list[list[IndexEntry]]
     source: int | None = None
-    """The base it was made from, together with the savings since; None: from savings alone. Both are kept until a next
-    base is made of this one: then it has been read once more, and was whole."""
+    """The base it was made from, together with the increments since; None: from increments alone. Both are kept until a
+    next base is made of this one: then it has been read once more, and was whole."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Moment(msgspec.Struct, frozen=True):
 
     number: int
     at_us: int
-    covered: int
+    horizon: int
     upto: Reach
 
 
@@ -128,14 +128,14 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """The number of the last checkpoint."""
     made_us: int | None = None
     """When it was made."""
-    covered: int = -1
+    horizon: int = -1
     """Every record up to this `seq` is in some version; -1: none."""
     under_way_bytes: int = 0
     """What has been saved and is not there yet."""
     error: str | None = None
     """Why the store could not be used at the last try."""
     unsaved: int = 0
-    """How many records came behind `covered`."""
+    """How many records came behind `horizon`."""
 
 
 def cut(versions: Iterable[Version]) -> Iterator[list[Version]]:
@@ -143,10 +143,10 @@ def cut(versions: Iterable[Version]) -> Iterator[list[Version]]:
     piece: list[Version] = []
     size = 0
     for version in versions:
-        size += len(version.luggage)
+        size += len(version.key_state)
         if piece and size > PIECE:
             yield piece
-            piece, size = [], len(version.luggage)
+            piece, size = [], len(version.key_state)
         piece.append(version)
     if piece:
         yield piece
@@ -160,14 +160,14 @@ def opened(name: str, blob: bytes, type: type[T]) -> T:
         raise error.__class__(f"{name}: {error}") from error
 
 
-def fitting(segment: Segment, name: str, lines: list[Line]) -> list[Version]:
+def fitting(segment: Segment, name: str, index: list[IndexEntry]) -> list[Version]:
     """The versions of a segment, if they are those that its index lists."""
     versions = wire.decode(segment.versions, list[Version])
-    if segment.name != name or [Line.of(version) for version in versions] != lines:
+    if segment.name != name or [IndexEntry.of(version) for version in versions] != index:
         raise Corrupt(f"{name} holds other versions than its index says: load an older checkpoint")
     return versions
 
 
 def has(upto: Mapping[str, Mapping[int, int]], instance: str, part: int, number: int) -> bool:
-    """Whether a saving lies within a reach."""
+    """Whether an increment lies within a reach."""
     return number <= upto.get(instance, {}).get(part, -1)

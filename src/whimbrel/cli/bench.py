@@ -91,7 +91,7 @@ def checkpoints(
     rate: Annotated[float, typer.Option(min=1, help="Records a second, while the load is steady.")] = 2000.0,
     keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_240,
     state_bytes: Annotated[int, typer.Option(min=0, help="State of each key.")] = 1024,
-    save_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two savings.")] = 5.0,
+    save_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two increments.")] = 5.0,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
     seed: Annotated[int, typer.Option(help="Which keys come.")] = 1,
 ) -> None:

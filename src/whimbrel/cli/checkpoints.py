@@ -45,12 +45,12 @@ def checkpoints(
 
 
 def _table(found: dict[str, list[Checkpoint]]) -> Sheet:
-    table = Sheet("stage", "checkpoint>", "made>", "keys>", "bytes>", "covered>", "damage")
+    table = Sheet("stage", "checkpoint>", "made>", "keys>", "bytes>", "horizon>", "damage")
     for stage, checkpoints in found.items():
         for one in checkpoints:
-            made, covered = _moment(one.at_us), _place(one.covered)
+            made, horizon = _moment(one.at_us), _place(one.horizon)
             figures = [f"{number:,}" if made else "" for number in (one.keys, one.bytes)]
-            table.add(stage, one.number, made, *figures, covered, one.damage)
+            table.add(stage, one.number, made, *figures, horizon, one.damage)
     return table
 
 

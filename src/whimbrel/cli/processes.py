@@ -34,7 +34,7 @@ Trigger = Annotated[str, typer.Option(help="How often a site starts a micro-batc
 Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
-SaveEvery = Annotated[float, typer.Option(help="Seconds between two savings.")]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between two increments.")]
 Reserve = Annotated[int, typer.Option(help="Bytes that must be free on a disk; below, nothing is taken in.")]
 Durability = Annotated[str, typer.Option(help='"process", or "power": what is acknowledged survives a power failure.')]
 AcceptLoss = Annotated[

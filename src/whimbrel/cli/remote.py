@@ -263,7 +263,7 @@ def _migrations(found: Iterable[MigrationStatus]) -> Sheet:
 
 _OVER = ("done", "aborted")
 _LIMITS = [f"max_{name}" for name in Limits.__struct_fields__]
-OPTIONS = sorted({"budget", "chunk", *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.options)})
+OPTIONS = sorted({"budget", "chunk", *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.choices)})
 """Of all protocols."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from whimbrel.core.keys import part_of
-from whimbrel.core.record import Aborted, Emissions, Kind, Luggage, Move, Opened, Parcel, Ready, Record, Shipped, Tick
+from whimbrel.core.record import Aborted, Emissions, KeyState, Kind, Move, Opened, Parcel, Ready, Record, Shipped, Tick
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -42,23 +42,23 @@ class Receiver(msgspec.Struct):
         """The emission filter: whether a record's results are thrown away."""
         return self.is_silent(record.src)
 
-    def joined(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
+    def joined(self, instance: Instance, parcel: Parcel) -> dict[str, KeyState]:
         """What a parcel brings, or is the last piece of. Raises `Corrupt`, and nothing is taken, if it does not fit."""
         is_cut = parcel.pieces != 1
         loads = self._gathered(instance, parcel) if is_cut else parcel.keys
-        for key, luggage in loads.items():
-            instance.table.check(key, luggage, parcel.shape, self.strict)
+        for key, key_state in loads.items():
+            instance.table.check(key, key_state, parcel.shape, self.strict)
         if is_cut:
             for key in loads:
                 instance.table.scatter(parcel.move, key)
         return loads
 
-    def _gathered(self, instance: Instance, parcel: Parcel) -> dict[str, Luggage]:
+    def _gathered(self, instance: Instance, parcel: Parcel) -> dict[str, KeyState]:
         loads = {}
-        for key, luggage in parcel.keys.items():
-            pieces = instance.table.gather(parcel.move, key, parcel.piece, luggage.state)
+        for key, key_state in parcel.keys.items():
+            pieces = instance.table.gather(parcel.move, key, parcel.piece, key_state.state)
             if len(pieces) >= parcel.pieces:
-                loads[key] = msgspec.structs.replace(luggage, state=b"".join(pieces))
+                loads[key] = msgspec.structs.replace(key_state, state=b"".join(pieces))
         return loads
 
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
@@ -114,9 +114,9 @@ class Arrival(Receiver):
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: its keys' states are here, and what waited for them is applied."""
-        for key, luggage in self.joined(instance, parcel).items():
+        for key, key_state in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
-                instance.table.install(key, luggage)
+                instance.table.install(key, key_state)
                 self._catch_up(instance, key, out)
         self.taken += 1
 
@@ -160,8 +160,8 @@ class Arrival(Receiver):
             return
         if not self.parts or len(self.shipped) < self.parts:
             return
-        lacking = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
-        if self.taken < self.sent and instance.incoming.turn_down({self.move.id: self}, lacking, out):
+        dirty = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
+        if self.taken < self.sent and instance.incoming.turn_down({self.move.id: self}, dirty, out):
             return  # what could not be read did not say that it was ours
         for key in sorted(key for key in instance.table.waiting if self.takes(key)):
             self._catch_up(instance, key, out)

@@ -6,14 +6,16 @@ event, before carrying out the commands that `handle` returned, and after a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import Selection
-from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
+from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
+from whimbrel.core.protocols.fluid import FLUID, scheduled
 from whimbrel.core.protocols.fluid import STEP as FLUID_STEP
-from whimbrel.core.protocols.fluid import scheduled
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -25,8 +27,8 @@ from whimbrel.core.protocols.machine import (
     Ordered,
     Protocol,
 )
-from whimbrel.core.protocols.replicate import WAITING
-from whimbrel.core.record import Aborted, Evicted, Move
+from whimbrel.core.protocols.restore import RESTORE
+from whimbrel.core.record import Aborted, Evicted, Move, RestartOptions, RestoreOptions
 from whimbrel.core.retired import Retired
 from whimbrel.core.router import RouteTable
 
@@ -60,39 +62,40 @@ class Coordinator:
         """What brings each selection to its instance at a site: a migration for each instance that has some of it.
 
         None at all if everything is there already. Raises, and changes nothing, if it cannot be done now. A restart
-        brings whole instances to the site, and leaves those alone that are there.
-        `options` are what the protocol lets one choose: fields of the move, and the plan of `fluid`.
+        brings whole instances to the site, and leaves those alone that are there. `options` are what the protocol lets
+        an order choose: its own options, budget and chunk, and the plan of `fluid`.
         """
         rules = protocol_named(protocol)
-        if rules.routing == "replay":
+        if rules is RESTORE:
             raise Refused("restore brings back what a lost instance had; what runs is moved by live, pause and others")
-        _check_options(rules, options)
-        plan = options.pop("plan", "batched")
+        check_options(rules, options)
+        turns = {name: options.pop(name) for name in ("plan", "step") if rules is FLUID and name in options}
         planned: list[Migration] = []
         for place, (selection, destination) in enumerate(wanted, 1):
             name = id if len(wanted) == 1 else f"{id}.{place}"
             planned += self._plan(rules, selection, destination, site, name, options)
-        if protocol == "fluid" and planned:
-            return scheduled(planned, plan, options.get("step", FLUID_STEP), id)
+        if rules is FLUID and planned:
+            return scheduled(planned, turns.get("plan", "batched"), turns.get("step", FLUID_STEP), id)
         return planned
 
     def _plan(
         self, rules: Protocol, selection: Selection, destination: str, site: str, id: str, options: dict[str, Any]
     ) -> list[Migration]:
-        protocol = rules.name
+        relocates = isinstance(rules.options, RestartOptions)
+        chosen = {name: value for name, value in options.items() if name in rules.options.__struct_fields__}
+        sizes = {name: value for name, value in options.items() if name in SIZES}
         if destination not in self.sites:
             raise UnknownName("instance", destination, list(self.sites))
-        if protocol != "restart" and self.sites[destination] != site:
+        if not relocates and self.sites[destination] != site:
             raise Refused(f"{destination} runs at {self.sites[destination]}, not at {site}")
-        whole = protocol == "restart"
-        there = {name for name, place in self.sites.items() if place == site} if whole else {destination}
+        there = {name for name, place in self.sites.items() if place == site} if relocates else {destination}
         owners = sorted({*self.table.owners.values(selection)} - there)
         for name in self.lost() & {*owners, destination}:
             raise Refused(f"{name} is lost: its keys must be restored first, and it must be back")
         planned = []
         for number, owner in enumerate(owners):
             share = self.table.owners.select(owner, selection)
-            if protocol == "restart" and share != self.table.owners.select(owner):
+            if relocates and share != self.table.owners.select(owner):
                 raise Refused(
                     f"restart moves a whole instance, and {owner} has keys that were not selected; "
                     "select all of its keys, or use another protocol"
@@ -100,13 +103,14 @@ class Coordinator:
             move = Move(
                 id=id if len(owners) == 1 else f"{id}.{number + 1}",
                 stage=self.stage,
-                protocol=protocol,
+                protocol=rules.name,
                 source=owner,
-                destination=owner if protocol == "restart" else destination,
+                destination=owner if relocates else destination,
                 selection=share,
                 epoch=self.table.next_epoch(share),
                 routers=self.routers,
-                **{"routing": rules.routing, "order": rules.order, **options},
+                options=msgspec.structs.replace(rules.options, **chosen),
+                **sizes,
             )
             self._check_free(move)
             planned.append(Migration(move, self.sites[owner], site))
@@ -122,7 +126,7 @@ class Coordinator:
         whose moves are in its way. Starting it ends the migrations that `ended_by` lists. `checkpoint`: from which one
         the keys come, if not in their newest versions.
         """
-        _check_options(PROTOCOLS["restore"], options)
+        check_options(RESTORE, options)
         for name in (lost, destination):
             if name not in self.sites:
                 raise UnknownName("instance", name, list(self.sites))
@@ -130,7 +134,7 @@ class Coordinator:
             raise Refused(f"{destination} is lost: restore to another instance")
         ends = [other for other in self.open.values() if self._needs(other, lost)]
         for other in ends:
-            if other.move.protocol == "restore" and other.move.source == lost:
+            if other.move.replays and other.move.source == lost:
                 raise Conflict(f"migration {other.move.id} ({other.phase}) restores {lost}; wait for it or abort it")
         selection = self.table.owners.select(lost)
         for other in ends:
@@ -140,15 +144,16 @@ class Coordinator:
         move = Move(
             id=id,
             stage=self.stage,
-            protocol="restore",
+            protocol=RESTORE.name,
             source=lost,
             destination=destination,
             selection=selection,
             epoch=max(known),
             routers=self.routers,
-            routing="replay",
-            ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
-            parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
+            options=RestoreOptions(
+                ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
+                parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
+            ),
             **options,
         )
         self._check_free(move)
@@ -205,26 +210,38 @@ class Coordinator:
         return [self.migrations[id] for id in sorted(migration.move.ends) if id in self.migrations]
 
     def _check_free(self, move: Move) -> None:
-        for other in self.unsettled():
+        for other in self.open.values():
             ends = {other.move.source, other.move.destination}
-            if other.move.id in move.ends or (move.routing == "replay" and not other.has_begun and move.source in ends):
+            if other.move.id in move.ends or (move.replays and not other.has_begun and move.source in ends):
                 continue  # it ends with the restoration, or never begins
-            whole = "restart" in (move.protocol, other.move.protocol) and bool({move.source, move.destination} & ends)
+            whole = (move.relocates or other.move.relocates) and bool({move.source, move.destination} & ends)
             if other.is_over and other.move.destination != move.destination:
                 continue
-            second = move.protocol == "replicate" and other.move.destination == move.destination
+            second = bool(PROTOCOLS[move.protocol].copies) and other.move.destination == move.destination
             if is_waiting_standby(other) and not whole and not second:
                 continue
             if whole or other.move.selection.overlaps(move.selection):
                 claim = "needs one of these instances" if whole else "has some of these keys"
                 raise Conflict(f"migration {other.move.id} ({other.phase}) {claim}; wait for it or abort it")
+        for restoration in () if move.replays else self._undropped_by(move.destination):
+            if restoration.move.selection.overlaps(move.selection):
+                raise Conflict(
+                    f"{move.destination} has not yet dropped what it had of these keys before {restoration.move.id} "
+                    "restored them elsewhere; order it again when it has"
+                )
 
-    def unsettled(self) -> Iterator[Migration]:
-        """Migrations that are under way, or aborted but not yet cleaned up at their destination."""
-        return iter(self.open.values())
+    def _undropped_by(self, instance: str) -> list[Migration]:
+        """Restorations whose keys an instance may still have. States that came there now would meet old ones: messages
+        overtake the markers that wait in its inbox, DISCARD among them."""
+        return [
+            one
+            for attempts in list(self._restorations.values())
+            for one in attempts
+            if one.phase == DONE and instance in one.move.parties and not one.has_heard(Evicted, instance)
+        ]
 
     def _is_settled(self, migration: Migration) -> bool:
-        if migration.phase != ABORTED or migration.move.protocol == "restart" or migration.ended_by:
+        if migration.phase != ABORTED or migration.move.relocates or migration.ended_by:
             return migration.is_over
         return not migration.has_begun or migration.has_heard(Aborted, migration.move.destination)
 
@@ -246,7 +263,7 @@ class Coordinator:
     def _take_in(self, migration: Migration) -> None:
         self.migrations[migration.move.id] = migration
         self._file(migration)
-        if migration.move.protocol == "restore":
+        if migration.move.replays:
             self._restorations.setdefault(migration.move.source, []).append(migration)
         if migration.plan:
             self._plans.setdefault(migration.plan, []).append(migration)
@@ -329,7 +346,7 @@ class Coordinator:
         for one in self.open.values() if lost else ():
             ends = {one.move.destination} if one.has_begun else {one.move.source, one.move.destination}
             rule = PROTOCOLS[one.move.protocol].table.get((one.phase, Abandoned))
-            if not one.is_over and rule is not machine.stay and ends & lost and one.move.protocol != "restart":
+            if not one.is_over and rule is not machine.stay and ends & lost and not one.move.relocates:
                 found.append((one.move.id, Abandoned(f"{min(ends & lost)} is lost")))
         return found
 
@@ -341,7 +358,7 @@ class Coordinator:
         movers = [
             other.move.selection
             for other in self.open.values()
-            if not other.is_over and not is_waiting_standby(other) and other.move.protocol != "restart"
+            if not other.is_over and not is_waiting_standby(other) and not other.move.relocates
         ]
         return [
             (one.move.id, Abandoned("its keys move in another way"))
@@ -352,14 +369,14 @@ class Coordinator:
 
     def _claim(self, migration: Migration, now_us: int = 0) -> None:
         """A restoration has begun: what it restores belongs to the lost one until it is done, and to no other move."""
-        if migration.move.protocol == "restore":
+        if migration.move.replays:
             self.table.orphan(migration.move, migration.move.source)
             for other in self.ended_by(migration):
                 machine.end(other, migration.move.id, now_us)
                 self._file(other)
 
     def _settle(self, migration: Migration) -> None:
-        if migration.move.protocol == "restart":
+        if migration.move.relocates:
             if migration.move.source in self.sites:  # or it has been scaled away since
                 self.sites[migration.move.source] = migration.to_site
         else:
@@ -376,10 +393,10 @@ class Coordinator:
         Migrations are adopted in the order in which they were ordered, so that the routes come out the same.
         """
         self._take_in(migration)
-        is_folded = migration.move.id in self.retired.folded
-        if migration.has_begun and not is_folded:
+        is_compacted = migration.move.id in self.retired.folded
+        if migration.has_begun and not is_compacted:
             self._claim(migration)
-        if migration.phase == DONE and not is_folded:
+        if migration.phase == DONE and not is_compacted:
             self._settle(migration)
         return machine.resume(PROTOCOLS[migration.move.protocol], migration)
 
@@ -391,10 +408,11 @@ class Coordinator:
         if any(one.plan == migration.plan for one in self._queued if one.plan):
             return True
         move = migration.move
-        if move.protocol != "restore" or self._last_attempts().get(move.source) is not migration:
+        is_last = self._last_attempts().get(move.source) is migration
+        if not move.replays or not (is_last or migration.phase == DONE):
             return False
         is_heard = all(migration.has_heard(Evicted, name) for name in move.parties if name in self.sites)
-        return not is_heard or self._is_orphaned(migration)
+        return not is_heard or (is_last and self._is_orphaned(migration))
 
     def retire(self, gone: Sequence[Migration], retired: Retired) -> None:
         """Forget migrations: what `retirement` answered is journalled."""
@@ -414,18 +432,4 @@ def _is_undoing(migration: Migration) -> bool:
 
 def is_waiting_standby(migration: Migration) -> bool:
     """Whether it is only a copy, which ceases when its keys move in another way."""
-    return migration.move.protocol == "replicate" and migration.phase in WAITING
-
-
-def _check_options(protocol: Protocol, options: dict[str, Any]) -> None:
-    allowed = {"budget", "chunk"} | protocol.options
-    for name, value in options.items():
-        if name not in allowed:
-            raise UnknownName(f"option of {protocol.name}", name, sorted(allowed))
-        if name in ("plan", "standby"):
-            continue
-        if name == "order":
-            if value not in ("arrival", "key"):
-                raise UnknownName("order", value, ["arrival", "key"])
-        elif value < 1:
-            raise Refused(f"{name} must be at least 1, not {value}: nothing would ever travel")
+    return migration.phase in PROTOCOLS[migration.move.protocol].copies

@@ -1,7 +1,7 @@
 """What lasts of an instance: what each batch changed, as blobs of which none is large.
 
 A blob is a `Delta` in its wire form. A state store takes it as one value, through sockets and several copies. So what
-is too large for that is stored as chunks, each a delta of its own, before the luggage they belong to.
+is too large for that is stored as chunks, each a delta of its own, before the key state they belong to.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.record import Buffered, Luggage
+from whimbrel.core.record import Buffered, KeyState
 
 LARGE_DELTA = 8 << 20
 """About the largest blob that is given to a state store."""
 HOLDING = ("entries", "replicas", "stashed")
-"""The fields of a delta that hold luggage."""
+"""The fields of a delta that hold key state."""
 
 
 class Gathered(msgspec.Struct, array_like=True):
@@ -27,7 +27,7 @@ class Gathered(msgspec.Struct, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a state that is too large to be stored as one: it belongs to the luggage that follows."""
+    """A piece of a state that is too large to be stored as one: it belongs to the key state that follows."""
 
     field: str
     key: str
@@ -37,13 +37,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class Delta(msgspec.Struct):
     """What one batch changed, or a part of it. None for a key means: forgotten."""
 
-    entries: dict[str, Luggage | None] = {}
+    entries: dict[str, KeyState | None] = {}
     waiting: dict[str, list[Buffered] | None] = {}
-    replicas: dict[str, Luggage | None] = {}
+    replicas: dict[str, KeyState | None] = {}
     positions: dict[str, int] = {}
     moves: bytes = b""
     """Of the moves, all there is (moves.py); empty: nothing has changed."""
-    stashed: dict[str, Luggage | None] = {}
+    stashed: dict[str, KeyState | None] = {}
     gathered: dict[str, Gathered] = {}
     chunk: Chunk | None = None
 
@@ -55,15 +55,15 @@ def packed(delta: Delta, limit: int) -> list[bytes]:
         return [blob]
     blobs, part, size = [], Delta(positions=delta.positions), 0
     for field in HOLDING:
-        changed: dict[str, Luggage | None] = getattr(delta, field)
-        for key, luggage in changed.items():
-            if luggage is not None and len(luggage.state) > limit:
-                state = luggage.state
+        changed: dict[str, KeyState | None] = getattr(delta, field)
+        for key, key_state in changed.items():
+            if key_state is not None and len(key_state.state) > limit:
+                state = key_state.state
                 for at in range(0, len(state), limit):
                     blobs.append(wire.pack(Delta(chunk=Chunk(field, key, state[at : at + limit]))))
-                luggage = msgspec.structs.replace(luggage, state=b"")
-            getattr(part, field)[key] = luggage
-            size += len(luggage.state) + len(key) if luggage else len(key)
+                key_state = msgspec.structs.replace(key_state, state=b"")
+            getattr(part, field)[key] = key_state
+            size += len(key_state.state) + len(key) if key_state else len(key)
             if size > limit:
                 blobs.append(wire.pack(part))
                 part, size = Delta(positions=delta.positions), 0
@@ -85,6 +85,6 @@ def unpacked(blobs: Iterable[bytes]) -> Iterator[Delta]:
             chunks.setdefault((delta.chunk.field, delta.chunk.key), []).append(delta.chunk.state)
             continue
         for field, key in [place for place in chunks if place[1] in getattr(delta, place[0])]:
-            luggage: Luggage = getattr(delta, field)[key]
-            getattr(delta, field)[key] = msgspec.structs.replace(luggage, state=b"".join(chunks.pop((field, key))))
+            key_state: KeyState = getattr(delta, field)[key]
+            getattr(delta, field)[key] = msgspec.structs.replace(key_state, state=b"".join(chunks.pop((field, key))))
         yield delta

@@ -2,7 +2,7 @@
 
 Between BEGIN and CUTOVER the source goes on as if nothing happened (phase LEAVING): it applies, it emits. Beside that
 it ships the state of each leaving key once, as many per batch as the byte budget allows, a large one in pieces. Its
-luggage says up to which `seq` it reaches, so keys may leave at different moments: the destination replays what it
+key state says up to which `seq` it reaches, so keys may leave at different moments: the destination replays what it
 lacks.
 
 With `hold`, the routers keep the keys' records from BEGIN on, so the keys stand still here until CUTOVER or ABORT.
@@ -75,7 +75,7 @@ class Departure(msgspec.Struct, kw_only=True):
         reach = self.begun if move.hold else instance.positions
         parcels.send_some(instance, move, self.queue, lambda key: reaching(instance, key, reach), out)
         if self.queue or parcels.cutter.key:
-            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+            out.messages.append(instance.message(instance.name, Kind.WAKE))
         else:
             self.shipped = True
             shipped = Shipped(move.id, instance.part, instance.parts, sorted(parcels.numbers.items()))

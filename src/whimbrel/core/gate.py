@@ -12,11 +12,11 @@ stands in its outbox behind the last of them; and the gate reads each outbox in 
 
 If an owner is lost, nobody waits for its CLOSED: a fence closes its epochs for good, and what it still says is refused.
 A restoration must know up to which `seq` each key's results are out. So what operators give up takes the same way as
-results. And it must use no version of a key that is ahead of its results, for the records between would not be
-applied again. So the gate confirms savings: SAVED stands in an outbox behind the results that go with it, and counts
+results. And it must use no version of a key that is ahead of its results, for the records between would not be applied
+again. So the gate confirms increments: CHECKPOINTED stands in an outbox behind the results that go with it, and counts
 
     at once                   if its instance speaks for all keys that it owns
-    when those have closed    if it owns keys whose former owners may still speak: they are in its savings as well
+    when those have closed    if it owns keys whose former owners may still speak: they are in its increments as well
     never                     from a fence on, until it has dropped the keys that were taken from it
 """
 
@@ -26,7 +26,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.keys import KeyMap
-from whimbrel.core.record import Closed, Evicted, Move, Opened, Parked, Result, Saved
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Opened, Parked, Result
 
 REMEMBERED = 1_000
 """Notices that keys were dropped which a gate keeps though it knows no fence of them: a fence may come behind them."""
@@ -40,7 +40,7 @@ class Snapshot(msgspec.Struct):
     refused: int
     letters: list[Parked] = []
     ahead: list[Opened] = []
-    unsure: list[Saved] = []
+    unsure: list[Checkpointed] = []
     evicted: list[Evicted] = []
     fences: dict[str, list[str]] = {}
 
@@ -55,8 +55,8 @@ class Gate:
         """Held back as results are."""
         self.ahead: list[Opened] = []
         """Who owns keys for which others may still speak."""
-        self.unsure: list[Saved] = []
-        """Savings of those."""
+        self.unsure: list[Checkpointed] = []
+        """Increments of those."""
         self.evicted: list[Evicted] = []
         """Who has dropped what a restoration has taken from it."""
         self.fences: dict[str, list[str]] = {}
@@ -132,7 +132,7 @@ class Gate:
         released = self.offer([result for key in fenced for result in self.held.pop(key)])
         assert not released, "nobody speaks in an epoch that has just begun"
 
-    # ── Savings ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def note(self, notice: Opened | Evicted) -> None:
         """Somebody owns keys, or has dropped some, and will save all others anew."""
@@ -157,17 +157,17 @@ class Gate:
             del self.fences[id]
             self.evicted = [one for one in self.evicted if one.move != id]
 
-    def confirm(self, *savings: Saved) -> list[Saved]:
+    def confirm(self, *increments: Checkpointed) -> list[Checkpointed]:
         """Take in what parts say they have saved; return all that counts now. To be asked after each close as well."""
         self.ahead = [
             one for one in self.ahead if any(epoch < one.epoch for epoch in self.epochs.values(one.selection))
         ]
         early = {one.instance for one in self.ahead}
-        known = [saved for saved in (*self.unsure, *savings) if not self._is_barred(saved)]
+        known = [saved for saved in (*self.unsure, *increments) if not self._is_barred(saved)]
         self.unsure = [saved for saved in known if saved.instance in early]
         return [saved for saved in known if saved.instance not in early]
 
-    def _is_barred(self, saved: Saved) -> bool:
+    def _is_barred(self, saved: Checkpointed) -> bool:
         part = (saved.instance, saved.part)
         dropped = {one.move for one in self.evicted if (one.instance, one.part) == part}
         return any(saved.instance in parties for id, parties in self.fences.items() if id not in dropped)
@@ -177,8 +177,8 @@ class Gate:
     def snapshot(self) -> bytes:
         """What lasts."""
         held = [result for results in self.held.values() for result in results]
-        savings = (self.ahead, self.unsure, self.evicted, self.fences)
-        return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *savings))
+        saved = (self.ahead, self.unsure, self.evicted, self.fences)
+        return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *saved))
 
     def restore(self, blob: bytes) -> None:
         """Become what a snapshot describes."""

@@ -9,7 +9,7 @@ knows nothing of the others. Markers and ticks reach every part.
 
 Reading order: `apply` → `Serving.serve` is the whole life of a record while nothing moves. What a part does while keys
 leave is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py. What goes to the
-central store is in saving.py, what comes out of it in restoration.py.
+central store is in increments.py, what comes out of it in restoration.py.
 
 What comes from another instance may be damaged, or of another version: it is taken as a whole or refused as a whole
 (incoming.py), and the coordinator hears why.
@@ -28,21 +28,21 @@ from whimbrel.core.delta import LARGE_DELTA, packed, unpacked
 from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.incoming import Incoming
+from whimbrel.core.increments import Increments
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.moves import Coming, Leaving, Moves
 from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import (
+    Barrier,
     Emissions,
     Fetch,
     Kind,
+    Message,
     Move,
-    Post,
     Record,
-    Save,
 )
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Restoration, evict
-from whimbrel.core.saving import Saving
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.core.table import Entry, KeyTable
@@ -102,11 +102,11 @@ class Instance:
             self._note_positions(records)
         for replication in self.moves.replications.values():
             replication.note(self.table.touched)
-        if self.moves.saving is not None:
-            self.moves.saving.note(self.table.touched)
+        if self.moves.increments is not None:
+            self.moves.increments.note(self.table.touched)
         self._seal(out)
-        if self.moves.saving is not None:
-            self.moves.saving.ship(self, out)
+        if self.moves.increments is not None:
+            self.moves.increments.ship(self, out)
         for leaving in self.moves.leaving():
             leaving.ship(self, out)
         for replication in self.moves.replications.values():
@@ -118,7 +118,7 @@ class Instance:
         return out
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
         return self.moves.are_urgent
 
@@ -208,7 +208,7 @@ class Instance:
         """Our part in a move; a new one if we hear of it for the first time."""
         self._moved = True
         moves = self.moves
-        if move.routing == "replay":
+        if move.replays:
             return moves.restorations.setdefault(move.id, Restoration(move=move))
         if move.source == self.name and move.switch:
             return moves.switches_out.setdefault(move.id, SwitchOut.of(move))
@@ -274,18 +274,18 @@ class Instance:
         self._moved = True
         self.moves.aborted.discard(wire.unpack(record.body, str))
 
-    def _nudge(self, record: Record, out: Emissions) -> None:
+    def _wake_up(self, record: Record, out: Emissions) -> None:
         """One without a body comes from the host at its start: it may be another version, so what was refused is tried
         again. Here and not while loading: a batch that is repeated after a restart must do what it did before."""
         if not record.body and self.incoming.has_refused:
             self.incoming.try_again(out)
 
     def _save(self, record: Record, out: Emissions) -> None:
-        save = wire.unpack(record.body, Save)
+        save = wire.unpack(record.body, Barrier)
         self._moved = True
-        if self.moves.saving is None:
-            self.moves.saving = Saving.of(self)
-        self.moves.saving.begin(self, record, save)
+        if self.moves.increments is None:
+            self.moves.increments = Increments.of(self)
+        self.moves.increments.begin(self, record, save)
 
     def _discard(self, record: Record, out: Emissions) -> None:
         """A restoration takes keys away. Its destination may have heard of it before: then what is here is new."""
@@ -315,7 +315,7 @@ class Instance:
         Kind.PARCEL: _arrive,
         Kind.SHIPPED: _arrive,
         Kind.FORGET: _forget,
-        Kind.NUDGE: _nudge,
+        Kind.WAKE: _wake_up,
         Kind.SWITCH: _switch,
         Kind.PASSED: _arrive,
         Kind.HINT: _hint,
@@ -324,7 +324,7 @@ class Instance:
         Kind.CEASE: _cease,
         Kind.REPLICA: _arrive,
         Kind.REPLICATED: _arrive,
-        Kind.SAVE: _save,
+        Kind.BARRIER: _save,
         Kind.DISCARD: _discard,
         Kind.RESTORE: _restore_keys,
     }
@@ -335,9 +335,9 @@ class Instance:
         """The selected keys that are here, in an order that depends on nothing but the keys."""
         return sorted(key for key in self.table.entries if key in move.selection)
 
-    def post(self, to: str, kind: Kind, body: Any = None, bin: int = EVERY_BIN) -> Post:
+    def message(self, to: str, kind: Kind, body: Any = None, bin: int = EVERY_BIN) -> Message:
         """A message to the control lane of an instance."""
-        return Post(to, kind, bin, wire.canonical(body))
+        return Message(to, kind, bin, wire.canonical(body))
 
     # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -374,8 +374,8 @@ class Instance:
         for delta in unpacked(deltas):
             self.table.add(delta)
             self.positions = delta.positions
-            if self.moves.saving is not None:
-                self.moves.saving.note(delta.entries)
+            if self.moves.increments is not None:
+                self.moves.increments.note(delta.entries)
             if delta.moves:
                 self.moves = wire.decode(delta.moves, Moves)
                 if self.moves.epochs is not None:

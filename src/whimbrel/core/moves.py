@@ -16,11 +16,11 @@ import msgspec
 
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.departure import Departure
+from whimbrel.core.increments import Increments
 from whimbrel.core.parcels import Parcels
 from whimbrel.core.record import Emissions, Kind, Move, Parcel, Record, Shipped
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Eviction, Restoration
-from whimbrel.core.saving import Saving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Moves(msgspec.Struct):
     aborted: set[str] = set()
     """Moves that are off, of which a parcel may still be under way."""
     epochs: tuple[list[int], dict[str, int]] | None = None
-    saving: Saving | None = None
+    increments: Increments | None = None
     evictions: dict[str, Eviction] = {}
     evicted: set[str] = set()
     """Restorations of which every router has told us."""
@@ -156,7 +156,8 @@ class Moves(msgspec.Struct):
 
     @property
     def are_open(self) -> bool:
-        """Whether any batch may change some of it. A saving's book does not count: its delta says what a batch did."""
+        """Whether any batch may change some of it. An increment's book does not count: its delta says what a batch
+        did."""
         return bool(
             self.departures
             or self.switches_out
@@ -181,7 +182,7 @@ class Moves(msgspec.Struct):
     def are_urgent(self) -> bool:
         """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
         return (
-            any(role.hurries for role in self.switches_out.values())
-            or any(role.hurries for role in self.switches_in.values())
-            or any(role.hurries for role in self.restorations.values())
+            any(role.is_urgent for role in self.switches_out.values())
+            or any(role.is_urgent for role in self.switches_in.values())
+            or any(role.is_urgent for role in self.restorations.values())
         )

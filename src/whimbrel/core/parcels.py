@@ -1,7 +1,7 @@
 """State on its way out of a part: keys in parcels of one bin each, a large key in pieces, all within a byte budget.
 
-A role that sends state (departure.py, switch.py, replica.py, saving.py) holds a `Cutter`, and one that sends parcels
-with a move a `Parcels` around it. Both last with the role.
+A role that sends state (departure.py, switch.py, replica.py, increments.py) holds a `Cutter`, and one that sends
+parcels with a move a `Parcels` around it. Both last with the role.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from whimbrel.core.keys import EVERY_BIN, bin_of
-from whimbrel.core.record import Buffered, Emissions, Kind, Luggage, Move, Parcel, Tick
+from whimbrel.core.record import Buffered, Emissions, KeyState, Kind, Move, Parcel, Tick
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -25,7 +25,7 @@ OVERHEAD = 64
 class Piece(NamedTuple):
     """A piece of a large key: number `number` of `total`."""
 
-    luggage: Luggage
+    key_state: KeyState
     number: int
     total: int
 
@@ -47,34 +47,34 @@ class Cutter(msgspec.Struct):
     number: int = 0
     """Of its next piece."""
 
-    def is_large(self, luggage: Luggage) -> bool:
+    def is_large(self, key_state: KeyState) -> bool:
         """Whether a key has more state than one parcel takes."""
-        return len(luggage.state) > self.chunk
+        return len(key_state.state) > self.chunk
 
     @property
     def place(self) -> str:
         """Where the key that is being cut is stashed away."""
         return f"{self.owner} {self.key}"
 
-    def cut(self, luggage: Luggage, room: int) -> tuple[list[Piece], int]:
+    def cut(self, key_state: KeyState, room: int) -> tuple[list[Piece], int]:
         """The next pieces of the key that is being cut, as long as there is room; and the room that is left."""
-        size, state = self.chunk, luggage.state
+        size, state = self.chunk, key_state.state
         total, pieces = -(-len(state) // size), list[Piece]()
         while room > 0 and self.key:
             piece = Piece(
-                msgspec.structs.replace(luggage, state=state[self.number * size : (self.number + 1) * size]),
+                msgspec.structs.replace(key_state, state=state[self.number * size : (self.number + 1) * size]),
                 self.number,
                 total,
             )
             pieces.append(piece)
-            room -= len(piece.luggage.state) + OVERHEAD
+            room -= len(piece.key_state.state) + OVERHEAD
             self.key, self.number = ("", 0) if piece.is_last else (self.key, self.number + 1)
         return pieces, room
 
-    def stash(self, table: KeyTable, key: str, luggage: Luggage) -> None:
+    def stash(self, table: KeyTable, key: str, key_state: KeyState) -> None:
         """Begin with a key that is served meanwhile: what leaves is its state as it is now."""
         self.key = key
-        table.stash(self.place, luggage)
+        table.stash(self.place, key_state)
 
     def cut_stashed(self, table: KeyTable, room: int) -> tuple[list[Piece], int]:
         """As `cut`, of a key that was stashed away."""
@@ -110,25 +110,25 @@ class Parcels(msgspec.Struct):
         instance: Instance,
         move: Move,
         keys: list[str],
-        state_of: Callable[[str], Luggage | None],
+        state_of: Callable[[str], KeyState | None],
         out: Emissions,
         kind: Kind = Kind.PARCEL,
     ) -> None:
         """Send what the move's budget allows, of keys that are served meanwhile: the large one that has begun, then
         these, the last one first. `keys` has those that are left; `state_of` is None if one is not here any more."""
         room = move.budget
-        loads: dict[str, Luggage] = {}
+        loads: dict[str, KeyState] = {}
         while room > 0 and (self.cutter.key or keys):
             if self.cutter.key:
                 room = self._send_stashed(instance, move, room, out, kind)
                 continue
             key = keys.pop()
-            luggage = state_of(key)
-            if luggage is not None and self.cutter.is_large(luggage):
-                self.cutter.stash(instance.table, key, luggage)
-            elif luggage is not None:
-                loads[key] = luggage
-                room -= len(luggage.state) + OVERHEAD
+            key_state = state_of(key)
+            if key_state is not None and self.cutter.is_large(key_state):
+                self.cutter.stash(instance.table, key, key_state)
+            elif key_state is not None:
+                loads[key] = key_state
+                room -= len(key_state.state) + OVERHEAD
         self.pack(instance, move, loads, out, kind=kind)
 
     def put_down(self, instance: Instance) -> None:
@@ -139,17 +139,17 @@ class Parcels(msgspec.Struct):
         self,
         instance: Instance,
         move: Move,
-        loads: Mapping[str, Luggage],
+        loads: Mapping[str, KeyState],
         out: Emissions,
         backlog: Mapping[str, list[Buffered]] | None = None,
         ticks: Sequence[Tick] = (),
         kind: Kind = Kind.PARCEL,
     ) -> None:
         """Send keys, and what waited for keys: one parcel a bin."""
-        by_bin: dict[int, dict[str, Luggage]] = {}
-        for key, luggage in loads.items():
-            self.state_bytes += len(luggage.state)
-            by_bin.setdefault(bin_of(key), {})[key] = luggage
+        by_bin: dict[int, dict[str, KeyState]] = {}
+        for key, key_state in loads.items():
+            self.state_bytes += len(key_state.state)
+            by_bin.setdefault(bin_of(key), {})[key] = key_state
         behind: dict[int, dict[str, list[Buffered]]] = {}
         for key, records in (backlog or {}).items():
             behind.setdefault(bin_of(key), {})[key] = records
@@ -169,7 +169,7 @@ class Parcels(msgspec.Struct):
         self,
         instance: Instance,
         move: Move,
-        luggage: Luggage,
+        key_state: KeyState,
         room: int,
         out: Emissions,
         waited: Callable[[], list[Buffered]],
@@ -178,7 +178,7 @@ class Parcels(msgspec.Struct):
         """Send pieces of a large key that has stopped. What has waited for it goes with the last piece: not after it,
         for then the key is open."""
         key = self.cutter.key
-        pieces, room = self.cutter.cut(luggage, room)
+        pieces, room = self.cutter.cut(key_state, room)
         self._send_pieces(instance, move, key, pieces, out, Kind.PARCEL, waited, ticks)
         return room
 
@@ -194,12 +194,12 @@ class Parcels(msgspec.Struct):
         ticks: Sequence[Tick] = (),
     ) -> None:
         for piece in pieces:
-            self.state_bytes += len(piece.luggage.state)
+            self.state_bytes += len(piece.key_state.state)
             records = waited() if piece.is_last else []
             parcel = Parcel(
                 move.id,
                 bin_of(key),
-                {key: piece.luggage},
+                {key: piece.key_state},
                 piece.number,
                 piece.total,
                 backlog={key: records} if records else {},
@@ -212,13 +212,13 @@ class Parcels(msgspec.Struct):
         """Post a message to the destination of the move, and count it."""
         if kind == Kind.PARCEL:
             self.numbers[bin] = self.numbers.get(bin, 0) + 1
-        post = instance.post(move.destination, kind, body, bin)
-        self.sent_bytes += len(post.body)
-        out.posts.append(post)
+        message = instance.message(move.destination, kind, body, bin)
+        self.sent_bytes += len(message.body)
+        out.messages.append(message)
 
 
-def reaching(instance: Instance, key: str, reach: Mapping[str, int]) -> Luggage:
+def reaching(instance: Instance, key: str, reach: Mapping[str, int]) -> KeyState:
     """A key's state, with the place up to which it reaches in its router's stream; `reach`: by router, how far."""
     saved = instance.table.entries[key].saved
-    assert saved is not None, "every key is sealed before it is shipped"
+    assert saved is not None, "every key is committed before it is shipped"
     return msgspec.structs.replace(saved, seq=max(saved.seq, reach.get(saved.src, -1)))

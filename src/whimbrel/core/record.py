@@ -32,10 +32,10 @@ class Kind(IntEnum):
     PASSED = 6
     """One part of the source has sent on everything that came to it before the switch."""
     SHIPPED = 7
-    """One part of the source has sent all its parcels. Posts of a batch travel in the order of these numbers."""
+    """One part of the source has sent all its parcels. Messages of a batch travel in the order of these numbers."""
     FORGET = 8
     """Nothing of this aborted move can arrive any more."""
-    NUDGE = 9
+    WAKE = 9
     """Nothing at all: makes an idle instance run a batch, so that it can go on shipping."""
     SWITCH = 10
     """A move switches at once: said ahead of its BEGIN, which stands behind all that waits in the inbox."""
@@ -51,9 +51,9 @@ class Kind(IntEnum):
     """A parcel of copies for a standby."""
     REPLICATED = 16
     """One part of the source has sent a copy of everything once."""
-    SAVE = 17
+    BARRIER = 17
     """Send what has changed to the central store."""
-    SAVED = 18
+    CHECKPOINTED = 18
     """To the store: one part has sent all that it had to save."""
     DISCARD = 19
     """A restoration takes keys away from whoever has them: what is here of them is worth nothing any more."""
@@ -81,12 +81,58 @@ class Record(NamedTuple):
     """Data: the event. Everything else: bytes of one of the messages below."""
 
 
-Routing = Literal["dual", "hold", "switch", "replay"]
-Order = Literal["key", "arrival", "demand", "replica"]
+class HandoverOptions(msgspec.Struct, frozen=True, tag=True):
+    """`live`, `pause` and `fluid`: CUTOVER hands the keys over."""
+
+    hold: bool = False
+    """Where records go from BEGIN until CUTOVER: to both instances, or, if set, nowhere: the routers hold them."""
+
+
+class PushOptions(msgspec.Struct, frozen=True, tag=True):
+    """`push`: records go to the destination at once, and the source chooses which keys leave first."""
+
+    order: Literal["arrival", "key"] = "arrival"
+    """As records need them, or by name."""
+
+
+class FetchOptions(msgspec.Struct, frozen=True, tag=True):
+    """`fetch`: records go to the destination at once, and it asks for the keys it needs."""
+
+    split: int = 32
+    """Into how many units a bin is cut."""
+    step: int = 16
+    """How many bins the destination asks for at a time, beside those it needs."""
+
+
+class ReplicateOptions(msgspec.Struct, frozen=True, tag=True):
+    """`replicate`: a standby has copies; at its takeover, records go to it at once."""
+
+    interval: int = 1
+    """The standby gets what has changed after every so many batches."""
+    standby: bool = False
+    """Whether a standby that is warm waits for the order to take over."""
+
+
+class RestartOptions(msgspec.Struct, frozen=True, tag=True):
+    """`restart`: the whole instance moves to another site, and no route changes."""
+
+
+class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
+    """`restore`: the source is lost; the routers read their logs again for the destination."""
+
+    ends: frozenset[str] = frozenset()
+    """Migrations that the restoration ends."""
+    parties: frozenset[str] = frozenset()
+    """Instances that must discard what the restoration brings back: the lost one, and the other ends of those
+    migrations."""
+
+
+SwitchOptions = PushOptions | FetchOptions | ReplicateOptions
+Options = HandoverOptions | SwitchOptions | RestartOptions | RestoreOptions
 
 
 class Move(msgspec.Struct, frozen=True):
-    """One migration as everybody on the data path sees it; travels in markers. All a participant needs to know."""
+    """One migration as the data path sees it; travels in markers. All that a participant needs to know."""
 
     id: str
     stage: str
@@ -97,43 +143,57 @@ class Move(msgspec.Struct, frozen=True):
     epoch: int
     """The epoch of the selected keys once the destination owns them."""
     routers: frozenset[str]
-    """Everybody who writes into the stage: a phase has begun when a marker has come from each."""
-    routing: Routing = "dual"
-    """Where records go from BEGIN until CUTOVER: to both instances, nowhere (the routers keep them), or to the
-    destination at once; or nowhere, because the source is lost, and the log is read again."""
-    order: Order = "key"
-    """In which order keys leave after a switch: by name, as records need them, as the destination asks, or only those
-    of which it has no fresh copy."""
-    interval: int = 1
-    """A standby gets what has changed after every so many batches."""
-    standby: bool = False
-    """Whether a standby that is warm waits for the order to take over."""
-    split: int = 32
-    """Into how many units a bin is cut when the destination asks."""
-    step: int = 16
-    """How many bins the destination asks for at a time, beside those it needs."""
+    """All that write into the stage: a phase has begun when a marker has come from each."""
+    options: Options = HandoverOptions()
+    """What the protocol does, and how."""
     budget: int = 8 << 20
     """How many bytes of state a part of the source ships in one batch, about, so that serving never stalls."""
     chunk: int = 1 << 20
     """A key with more state than this travels in pieces. Both stand here and not in a site's settings, because a
     batch that is repeated after a restart must ship what it shipped the first time."""
-    ends: frozenset[str] = frozenset()
-    """Migrations that a restoration puts an end to."""
-    parties: frozenset[str] = frozenset()
-    """Who must discard what a restoration brings back: the lost instance, and the other ends of those migrations."""
 
     @property
     def hold(self) -> bool:
-        """Whether routers keep the keys' records back."""
-        return self.routing == "hold"
+        """Whether the routers hold the keys' records from BEGIN until CUTOVER."""
+        return isinstance(self.options, HandoverOptions) and self.options.hold
+
+    @property
+    def is_dual(self) -> bool:
+        """Whether the keys' records go to both instances from BEGIN until CUTOVER."""
+        return isinstance(self.options, HandoverOptions) and not self.options.hold
 
     @property
     def switch(self) -> bool:
-        """Whether routers send the keys' records to the destination at once."""
-        return self.routing == "switch"
+        """Whether the keys' records go to the destination at once."""
+        return isinstance(self.options, SwitchOptions)
+
+    @property
+    def hints(self) -> bool:
+        """Whether the routers tell the source which keys the destination needs."""
+        return isinstance(self.options, PushOptions) and self.options.order == "arrival"
+
+    @property
+    def relocates(self) -> bool:
+        """Whether a whole instance changes its site, and no key its owner."""
+        return isinstance(self.options, RestartOptions)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the source is lost, and the routers read their logs again."""
+        return isinstance(self.options, RestoreOptions)
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """Migrations that it ends, if it is a restoration."""
+        return self.options.ends if isinstance(self.options, RestoreOptions) else frozenset()
+
+    @property
+    def parties(self) -> frozenset[str]:
+        """Instances that must discard what it brings back, if it is a restoration."""
+        return self.options.parties if isinstance(self.options, RestoreOptions) else frozenset()
 
 
-class Luggage(msgspec.Struct, frozen=True, array_like=True):
+class KeyState(msgspec.Struct, frozen=True, array_like=True):
     """Everything one key has: what a parcel carries of it, and how an instance stores it."""
 
     seq: int
@@ -179,7 +239,7 @@ class Parcel(msgspec.Struct, frozen=True):
 
     move: str
     bin: int
-    keys: dict[str, Luggage]
+    keys: dict[str, KeyState]
     piece: int = 0
     pieces: int = 1
     backlog: dict[str, list[Buffered]] = {}
@@ -223,8 +283,8 @@ class Shipped(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bins, each with how many, where one that cannot be read would not be missed otherwise."""
 
 
-class Save(msgspec.Struct, frozen=True):
-    """Body of SAVE. The two sizes stand here for the same reason as in a move."""
+class Barrier(msgspec.Struct, frozen=True):
+    """Body of BARRIER. The two sizes stand here for the same reason as in a move."""
 
     bound: int
     """Up to which `seq` the router has given everything on; above it, it may hold some records back."""
@@ -287,7 +347,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     """How many keys have left."""
     state_bytes: int = 0
     sent_bytes: int = 0
-    """All that was posted for the move."""
+    """All that was sent for the move."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -344,7 +404,7 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Saved(msgspec.Struct, frozen=True, tag=True):
+class Checkpointed(msgspec.Struct, frozen=True, tag=True):
     """One part has sent all that it had to save: to the store, behind its versions, and as a notice, behind the
     results that go with them. Only when the gate has let those out may the versions be used."""
 
@@ -352,15 +412,15 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
     part: int
     parts: int
     src: str
-    """The router whose SAVE this answers."""
+    """The router whose BARRIER this answers."""
     number: int
-    """The `seq` of that SAVE."""
+    """The `seq` of that BARRIER."""
     reached: int
     """Everything of this router up to here that the part was given, it has saved, or it has left with its key."""
 
     @property
-    def saving(self) -> tuple[str, int]:
-        """Which of the part's savings it is."""
+    def increment(self) -> tuple[str, int]:
+        """Which of the part's increments it is."""
         return self.src, self.number
 
 
@@ -379,10 +439,10 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
 
 Report = Ready | Warm | Left | Opened | Aborted | Evicted | Rejected | Unreadable
 """The notices that the coordinator hears."""
-Notice = Report | Closed | Parked | Saved
+Notice = Report | Closed | Parked | Checkpointed
 
 
-class Post(NamedTuple):
+class Message(NamedTuple):
     """A control record on its way from an instance to the control lane of an inbox (its own included)."""
 
     to: str
@@ -394,7 +454,7 @@ class Post(NamedTuple):
 class Emissions(msgspec.Struct):
     """All that an instance says about one batch, in the order in which it must be carried out."""
 
-    posts: list[Post] = []
+    messages: list[Message] = []
     results: list[Result] = []
     notices: list[Notice] = []
 
@@ -421,8 +481,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     """By lane of the inbox, the first position; empty if this is the first batch of a checkpoint."""
     end: dict[str, int] = {}
     """And the first one behind the batch."""
-    posted: dict[str, int] = {}
-    """By destination: the last batch of this checkpoint that has posted something there."""
+    sent: dict[str, int] = {}
+    """By destination: the last batch of this checkpoint that has sent something there."""
     renewed: bool = False
     """No batch: the instance begins anew behind this entry, without the checkpoint it had."""
 

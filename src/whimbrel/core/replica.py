@@ -17,7 +17,7 @@ import msgspec
 
 from whimbrel.core.arrival import Receiver
 from whimbrel.core.parcels import Parcels
-from whimbrel.core.record import Aborted, Emissions, Kind, Move, Parcel, Shipped, Warm
+from whimbrel.core.record import Aborted, Emissions, Kind, Move, Parcel, ReplicateOptions, Shipped, Warm
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -28,31 +28,31 @@ class Replication(msgspec.Struct, kw_only=True):
 
     move: Move
     parcels: Parcels
-    lacking: set[str] = set()
+    dirty: set[str] = set()
     batches: int = 0
     warm: bool = False
 
     @classmethod
     def of(cls, move: Move, keys: Iterable[str] = ()) -> Replication:
         """That of a standby that has none of these keys."""
-        return cls(move=move, parcels=Parcels.of(move), lacking=set(keys))
+        return cls(move=move, parcels=Parcels.of(move), dirty=set(keys))
 
     def note(self, touched: set[str]) -> None:
         """These keys have changed."""
-        self.lacking.update(key for key in touched if key in self.move.selection)
+        self.dirty.update(key for key in touched if key in self.move.selection)
 
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what is lacking, if it is time."""
         self.batches += 1
         move, parcels, entries = self.move, self.parcels, instance.table.entries
-        if self.warm and self.batches % move.interval:
+        if self.warm and self.batches % _interval(move):
             return
-        lacking = sorted(self.lacking, reverse=True)
+        dirty = sorted(self.dirty, reverse=True)
         saved = lambda key: entries[key].saved if key in entries else None  # noqa: E731
-        parcels.send_some(instance, move, lacking, saved, out, Kind.REPLICA)
-        self.lacking = set(lacking)
-        if self.lacking or parcels.cutter.key:
-            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+        parcels.send_some(instance, move, dirty, saved, out, Kind.REPLICA)
+        self.dirty = set(dirty)
+        if self.dirty or parcels.cutter.key:
+            out.messages.append(instance.message(instance.name, Kind.WAKE))
         elif not self.warm:
             self.warm = True
             parcels.send(instance, move, Kind.REPLICATED, Shipped(move.id, instance.part, instance.parts), out)
@@ -74,9 +74,9 @@ class Standby(Receiver, kw_only=True):
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """Copies have come."""
-        for key, luggage in self.joined(instance, parcel).items():
+        for key, key_state in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
-                instance.table.keep_replica(self.move.id, key, luggage)
+                instance.table.keep_replica(self.move.id, key, key_state)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent everything once."""
@@ -95,3 +95,7 @@ class Standby(Receiver, kw_only=True):
         for key in instance.table.replicated(self.move.id):
             instance.table.keep_replica(self.move.id, key, None)
         instance.table.scatter(self.move.id)
+
+
+def _interval(move: Move) -> int:
+    return move.options.interval if isinstance(move.options, ReplicateOptions) else 1

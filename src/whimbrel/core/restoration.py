@@ -19,20 +19,20 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.arrival import Receiver
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import EVERY_BIN, bin_of
 from whimbrel.core.record import (
     Aborted,
     Emissions,
     Evicted,
     Kind,
+    Message,
     Move,
     Parcel,
-    Post,
     Ready,
     Record,
     Shipped,
 )
-from whimbrel.core.saving import Version
 from whimbrel.core.serving import DUPLICATE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Restoration(Receiver, kw_only=True):
     """Nobody can say of which version of the job a version in the store is: what can be taken is taken."""
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether keys stand still until their versions come, and live as soon as they are here."""
         return not self.ready
 
@@ -88,8 +88,8 @@ class Restoration(Receiver, kw_only=True):
             return
         loads = self.joined(instance, parcel)
         self.delivered.update(parcel.delivered)
-        for key, luggage in loads.items():
-            instance.table.install(key, luggage)
+        for key, key_state in loads.items():
+            instance.table.install(key, key_state)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """All versions have come."""
@@ -129,8 +129,8 @@ class Eviction(msgspec.Struct, kw_only=True):
         if self.seen == self.move.routers:
             del instance.moves.evictions[self.move.id]
             instance.moves.evicted.add(self.move.id)
-            if instance.moves.saving is not None:  # what was saved between a fence and this does not count
-                instance.moves.saving.give_up(instance)
+            if instance.moves.increments is not None:  # what was saved between a fence and this does not count
+                instance.moves.increments.give_up(instance)
             out.notices.append(Evicted(self.move.id, instance.name, instance.part, instance.parts))
 
 
@@ -166,20 +166,24 @@ def clear(instance: Instance, move: Move) -> None:
 # ── At whoever reads the store ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int]) -> Iterator[Post]:
+def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int]) -> Iterator[Message]:
     """What the destination's control lane gets: that keys will come, a parcel for each version and each key without
     one, and that this was all. A large one comes in pieces."""
     to, left = move.destination, dict(delivered)
-    yield Post(to, Kind.RESTORE, EVERY_BIN, wire.canonical(move))
+    yield Message(to, Kind.RESTORE, EVERY_BIN, wire.canonical(move))
     for version in versions:
         key, bin = version.key, version.bin
-        luggage = version.unpacked()
+        key_state = version.unpacked()
         known = {key: left.pop(key)} if key in left else {}
-        pieces = max(1, -(-len(luggage.state) // move.chunk))
+        pieces = max(1, -(-len(key_state.state) // move.chunk))
         for piece in range(pieces):
-            state = luggage.state[piece * move.chunk : (piece + 1) * move.chunk]
-            load = {key: msgspec.structs.replace(luggage, state=state)}
-            yield Post(to, Kind.PARCEL, bin, wire.canonical(Parcel(move.id, bin, load, piece, pieces, delivered=known)))
+            state = key_state.state[piece * move.chunk : (piece + 1) * move.chunk]
+            load = {key: msgspec.structs.replace(key_state, state=state)}
+            yield Message(
+                to, Kind.PARCEL, bin, wire.canonical(Parcel(move.id, bin, load, piece, pieces, delivered=known))
+            )
     for key, seq in left.items():
-        yield Post(to, Kind.PARCEL, bin_of(key), wire.canonical(Parcel(move.id, bin_of(key), {}, delivered={key: seq})))
-    yield Post(to, Kind.SHIPPED, EVERY_BIN, wire.canonical(Shipped(move.id, 0, 1)))
+        yield Message(
+            to, Kind.PARCEL, bin_of(key), wire.canonical(Parcel(move.id, bin_of(key), {}, delivered={key: seq}))
+        )
+    yield Message(to, Kind.SHIPPED, EVERY_BIN, wire.canonical(Shipped(move.id, 0, 1)))

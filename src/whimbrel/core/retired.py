@@ -84,11 +84,11 @@ def retirement(
 def _leave_routes(table: RouteTable, places: dict[str, str], migration: Migration) -> None:
     """What a migration that is over has done to routes and places."""
     move = migration.move
-    if move.protocol == "restore" and migration.has_begun:
+    if move.replays and migration.has_begun:
         table.orphan(move, move.source)
     if migration.phase != DONE:
         return
-    if move.protocol == "restart":
+    if move.relocates:
         places[move.source] = migration.to_site
     else:
         table.hand_over(move)

@@ -19,7 +19,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, KeyMap, Selection
-from whimbrel.core.record import Kind, Move, Record, Save, marker
+from whimbrel.core.record import Barrier, Kind, Move, Record, marker
 
 Routed = dict[str, list[Record]]
 """By instance: what is appended to its inbox, in order."""
@@ -63,7 +63,7 @@ Command = Begin | Cutover | Abort | Fence | Restore
 REMEMBERED = 1_000
 """Moves of which a router knows that they are over. A command comes while its migration is open, and the log takes each
 once; so this concerns only what was under way when the move ended, and not what a thousand moves have followed."""
-NOBODY = "@nobody"
+UNOWNED = "@unowned"
 """Who owns the keys of a lost instance until they are restored. Their records lie in the ingress log."""
 
 
@@ -139,7 +139,7 @@ class Router:
                     self.held[move.id].append(record)
                     continue
                 if move is not None and move.switch:
-                    if move.order == "arrival" and record.key not in self.hinted[move.id]:
+                    if move.hints and record.key not in self.hinted[move.id]:
                         self.hinted[move.id].add(record.key)
                         hints.setdefault(move.id, []).append(record.key)
                 elif move is not None:
@@ -151,7 +151,7 @@ class Router:
         for id, keys in hints.items():
             hint = marker(Kind.HINT, wire.canonical((id, keys)), self.name, records[-1].seq, records[-1].ingress_us)
             routed.setdefault(self.moving[id].source, []).append(hint)
-        routed.pop(NOBODY, None)
+        routed.pop(UNOWNED, None)
         return routed
 
     def tick(self, seq: int, event_us: int, now_us: int) -> Routed:
@@ -162,19 +162,19 @@ class Router:
                 self.held[move.id].append(tick._replace(body=wire.canonical(move)))
         return {instance: [tick] for instance in self._concerned()}
 
-    def save(self, save: Save, seq: int, now_us: int = 0) -> Routed:
+    def save(self, save: Barrier, seq: int, now_us: int = 0) -> Routed:
         """Tell everybody who may have keys of ours to save them. What is held back has been given to nobody yet."""
         held = [records[0].seq for records in self.held.values() if records]
         bound = min([save.bound, *(first - 1 for first in held)])
-        order = marker(Kind.SAVE, wire.canonical(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
+        order = marker(Kind.BARRIER, wire.canonical(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
         return {instance: [order] for instance in self._concerned()}
 
     def owners(self) -> set[str]:
-        """Everybody who owns keys; `NOBODY` among them, if keys have lost their owner."""
+        """Everybody who owns keys; `UNOWNED` among them, if keys have lost their owner."""
         return self.table.owners.values()
 
     def _concerned(self) -> list[str]:
-        return sorted({*self.owners(), *(move.destination for move in self.moving.values())} - {NOBODY})
+        return sorted({*self.owners(), *(move.destination for move in self.moving.values())} - {UNOWNED})
 
     def apply(self, command: Command, seq: int, now_us: int = 0) -> Routed:
         """Carry a command out, at this place of our stream."""
@@ -232,7 +232,7 @@ class Router:
         for id in move.ends:
             self._finish(id)
             self.held.pop(id, None)
-        self.table.orphan(move, NOBODY)
+        self.table.orphan(move, UNOWNED)
         return {
             name: [marker(Kind.DISCARD, wire.canonical(move), self.name, seq, now_us)] for name in sorted(move.parties)
         }

@@ -10,10 +10,10 @@ A schedule has no state of its own: what a switch must remember lasts in `Switch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from whimbrel.core.record import Order
+from whimbrel.core.errors import Bug
+from whimbrel.core.record import FetchOptions, Move, PushOptions, ReplicateOptions
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -68,12 +68,12 @@ class FromReplica(Schedule):
 
     def begin(self, switch: SwitchOut, instance: Instance, keys: list[str]) -> None:
         replication = instance.moves.replications.pop(switch.move.id, None)
-        lacking = switch.lacking(keys, replication)
-        switch.stale = [key for key in keys if key in lacking]
+        dirty = switch.dirty(keys, replication)
+        switch.stale = [key for key in keys if key in dirty]
         switch.rest = switch.stale[::-1]
         switch.left = len(switch.stale)
         for key in keys:
-            if key not in lacking:
+            if key not in dirty:
                 saved = instance.table.entries[key].saved
                 switch.parcels.state_bytes += len(saved.state) if saved else 0
                 switch.forget(instance, key)
@@ -82,9 +82,23 @@ class FromReplica(Schedule):
             switch.parcels.sent_bytes += replication.parcels.sent_bytes
 
 
-SCHEDULES: Mapping[Order, Schedule] = {
-    "key": ByKey(),
-    "arrival": ByArrival(),
-    "demand": OnDemand(),
-    "replica": FromReplica(),
-}
+BY_KEY, BY_ARRIVAL, ON_DEMAND, FROM_REPLICA = ByKey(), ByArrival(), OnDemand(), FromReplica()
+
+
+def schedule_of(move: Move) -> Schedule:
+    """The schedule of a move that switches."""
+    options = move.options
+    if isinstance(options, PushOptions):
+        return BY_ARRIVAL if options.order == "arrival" else BY_KEY
+    if isinstance(options, FetchOptions):
+        return ON_DEMAND
+    if isinstance(options, ReplicateOptions):
+        return FROM_REPLICA
+    raise Bug(f"{move.id}: {move.protocol} has no schedule")
+
+
+def units_of(move: Move) -> FetchOptions:
+    """How a move cuts bins into units, if its destination asks for them."""
+    if not isinstance(move.options, FetchOptions):
+        raise Bug(f"{move.id}: the destination of {move.protocol} asks for nothing")
+    return move.options

@@ -27,9 +27,9 @@ from whimbrel.core.record import (
     Closed,
     Emissions,
     Fetch,
+    KeyState,
     Kind,
     Left,
-    Luggage,
     Move,
     Parcel,
     Passed,
@@ -38,7 +38,7 @@ from whimbrel.core.record import (
     Shipped,
     Tick,
 )
-from whimbrel.core.schedules import SCHEDULES, Schedule
+from whimbrel.core.schedules import Schedule, schedule_of, units_of
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -89,10 +89,10 @@ class SwitchOut(msgspec.Struct, kw_only=True):
     @property
     def schedule(self) -> Schedule:
         """In which order the keys leave."""
-        return SCHEDULES[self.move.order]
+        return schedule_of(self.move)
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether keys stand still elsewhere until they have been asked for here."""
         return self.schedule.asks and not self.shipped
 
@@ -162,7 +162,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         self.parcels.pack(instance, self.move, loads, out, backlog, self.ticks)
         self._tell(instance, out)
         if self.needed or self.rest or self.parcels.cutter.key:
-            out.posts.append(instance.post(instance.name, Kind.NUDGE))
+            out.messages.append(instance.message(instance.name, Kind.WAKE))
 
     def _close(self, instance: Instance, out: Emissions) -> None:
         self.closed = True
@@ -173,9 +173,9 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         part = (self.move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
 
-    def lacking(self, keys: list[str], replication: Replication | None) -> set[str]:
+    def dirty(self, keys: list[str], replication: Replication | None) -> set[str]:
         """Keys of which the standby has no fresh copy."""
-        return set(keys) if replication is None else {*replication.lacking, replication.parcels.cutter.key}
+        return set(keys) if replication is None else {*replication.dirty, replication.parcels.cutter.key}
 
     def _look_ahead(self, instance: Instance) -> None:
         """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
@@ -194,8 +194,9 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         by_unit |= {unit: [] for question in self.questions for unit in question.step}
         if not by_unit:
             return
+        split = units_of(self.move).split
         for key in instance.keys_in(self.move):
-            unit = unit_of(key, self.move.split)
+            unit = unit_of(key, split)
             if unit in by_unit:
                 by_unit[unit].append(key)
         for question in self.questions:
@@ -204,24 +205,24 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         self.asked += by_unit
         self.questions = []
 
-    def _load(self, instance: Instance, out: Emissions) -> dict[str, Luggage]:
+    def _load(self, instance: Instance, out: Emissions) -> dict[str, KeyState]:
         """The keys that leave in this batch; pieces of large ones are on their way already."""
         move, cutter = self.move, self.parcels.cutter
-        loads: dict[str, Luggage] = {}
+        loads: dict[str, KeyState] = {}
         room = move.budget
         while room > (reserve := self._reserve()) and (cutter.key or self.needed or self.rest):
             key = cutter.key or (self.needed.pop(0) if self.needed else self.rest.pop())
             if key not in instance.table.entries:
                 continue
-            luggage = reaching(instance, key, self.reach)
-            if cutter.is_large(luggage):
+            key_state = reaching(instance, key, self.reach)
+            if cutter.is_large(key_state):
                 cutter.key = key
                 reserve, waited = self._reserve(), partial(self._backlog, instance, key)
-                left = self.parcels.send_cut(instance, move, luggage, room - reserve, out, waited, self.ticks)
+                left = self.parcels.send_cut(instance, move, key_state, room - reserve, out, waited, self.ticks)
                 room = left + reserve
             else:
-                loads[key] = luggage
-                room -= len(luggage.state) + OVERHEAD
+                loads[key] = key_state
+                room -= len(key_state.state) + OVERHEAD
             if not cutter.key:
                 self.left -= 1
                 self.forget(instance, key)
@@ -247,7 +248,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
     def _tell(self, instance: Instance, out: Emissions) -> None:
         """Say which units and keys cannot come any more, and how far we are."""
         leaving = filter(None, (*self.needed, *self.rest, self.parcels.cutter.key)) if self.asked else ()
-        under_way = {unit_of(key, self.move.split) for key in leaving}
+        under_way = {unit_of(key, units_of(self.move).split) for key in leaving}
         gone = [unit for unit in self.asked if unit not in under_way]
         self.asked = [unit for unit in self.asked if unit in under_way]
         if gone or self.absent:
@@ -294,10 +295,10 @@ class SwitchIn(Receiver, kw_only=True):
     @property
     def schedule(self) -> Schedule:
         """In which order the keys come."""
-        return SCHEDULES[self.move.order]
+        return schedule_of(self.move)
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether keys stand still until their parcel comes, and live as soon as it is here."""
         return not self.ready
 
@@ -326,7 +327,7 @@ class SwitchIn(Receiver, kw_only=True):
         return (
             self._part(key) in self.shipped
             or key in self.absent
-            or (self.schedule.asks and unit_of(key, self.move.split) in self.units)
+            or (self.schedule.asks and unit_of(key, units_of(self.move).split) in self.units)
         )
 
     def _part(self, key: str) -> int:
@@ -361,8 +362,8 @@ class SwitchIn(Receiver, kw_only=True):
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """A parcel has come: states, and what waited for them at the source."""
         backlog = {key: instance.table.received(records) for key, records in parcel.backlog.items()}
-        for key, luggage in self.joined(instance, parcel).items():
-            instance.table.install(key, luggage)
+        for key, key_state in self.joined(instance, parcel).items():
+            instance.table.install(key, key_state)
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = backlog.get(key, [])
             if older and self.schedule.copies:
@@ -420,14 +421,14 @@ class SwitchIn(Receiver, kw_only=True):
         """
         if not self.schedule.asks or not self.begun or (self.parts and len(self.shipped) == self.parts):
             return
-        split = self.move.split
+        split = units_of(self.move).split
         waiting = sorted((held[0].offset, key) for key, held in instance.table.waiting.items() if self.takes(key))
         missing = (unit_of(key, split) for _, key in waiting if key not in instance.table.entries)
         needed = [unit for unit in dict.fromkeys(missing) if unit not in self.asked]
         self.asked.update(needed)
         step = self._next_step(instance) if all(map(self._has_come, self.step)) else []
         if needed or step:
-            out.posts.append(instance.post(self.move.source, Kind.FETCH, Fetch(self.move.id, needed, step)))
+            out.messages.append(instance.message(self.move.source, Kind.FETCH, Fetch(self.move.id, needed, step)))
 
     def _has_come(self, unit: int) -> bool:
         return unit in self.units or (bool(self.parts) and part_of(unit % BINS, self.parts) in self.shipped)
@@ -438,9 +439,10 @@ class SwitchIn(Receiver, kw_only=True):
             mine = (bin for bin in chosen if part_of(bin, instance.parts) == instance.part)
             self.bins = sorted(mine, reverse=True)
         units: list[int] = []
+        step, split = units_of(self.move).step, units_of(self.move).split
         while self.bins and not units:
-            bins, self.bins = self.bins[-self.move.step :], self.bins[: -self.move.step]
-            every = (bin + BINS * cut for bin in reversed(bins) for cut in range(self.move.split))
+            bins, self.bins = self.bins[-step:], self.bins[:-step]
+            every = (bin + BINS * cut for bin in reversed(bins) for cut in range(split))
             units = [unit for unit in every if unit not in self.asked and not self._has_come(unit)]
         self.step = set(units)
         return units

@@ -17,7 +17,7 @@ from whimbrel.core import wire
 from whimbrel.core.delta import Delta, Gathered
 from whimbrel.core.errors import Corrupt
 from whimbrel.core.operator import State, shape_of
-from whimbrel.core.record import Buffered, Kind, Luggage, Record
+from whimbrel.core.record import Buffered, KeyState, Kind, Record
 
 LARGE = 1 << 20
 """A larger state is kept in its stored form only between batches, not decoded as well."""
@@ -29,7 +29,7 @@ class Entry:
 
     __slots__ = ("offset", "saved", "seq", "since", "src", "state", "timers")
 
-    def __init__(self, state: Any, saved: Luggage | None = None) -> None:
+    def __init__(self, state: Any, saved: KeyState | None = None) -> None:
         self.state = state
         self.saved = saved
         self.seq, self.src, self.timers = (saved.seq, saved.src, list(saved.timers)) if saved else (-1, "", [])
@@ -43,10 +43,10 @@ class KeyTable:
     def __init__(self, state_type: type[State], event_type: Any = Any) -> None:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, list[Record]] = {}
-        self.replicas: dict[str, Luggage] = {}
+        self.replicas: dict[str, KeyState] = {}
         """By move and key: copies of others' keys, if this is their standby. Those of one move say nothing of another:
         one standby may end while the next one, of the same keys, is being filled."""
-        self.stashed: dict[str, Luggage] = {}
+        self.stashed: dict[str, KeyState] = {}
         """By move and key: large states that are leaving in pieces, as they were when the first piece left."""
         self.gathered: dict[str, list[bytes]] = {}
         """By move and key: pieces of large states that are coming."""
@@ -67,14 +67,14 @@ class KeyTable:
         """How many bytes of state there are, with those that are on their way through here and others' copies."""
         aside = (*self.stashed.values(), *self.replicas.values())
         pieces = sum(len(piece) for pieces in self.gathered.values() for piece in pieces)
-        return self.state_bytes + pieces + sum(len(luggage.state) for luggage in aside)
+        return self.state_bytes + pieces + sum(len(key_state.state) for key_state in aside)
 
     # ── Keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def install(self, key: str, luggage: Luggage) -> None:
+    def install(self, key: str, key_state: KeyState) -> None:
         """Take over a key's state as it came; it is decoded when a record needs it."""
-        entry = self.entries[key] = Entry(None, luggage)
-        self.state_bytes += len(luggage.state)
+        entry = self.entries[key] = Entry(None, key_state)
+        self.state_bytes += len(key_state.state)
         self.touched.add(key)
         if entry.timers:
             heappush(self.due, (entry.timers[0], key))
@@ -96,12 +96,12 @@ class KeyTable:
         self._waited.add(key)
         return self.waiting.pop(key, [])
 
-    def decode(self, luggage: Luggage) -> Any:
+    def decode(self, key_state: KeyState) -> Any:
         """A key's state. One whose values are not what its class says is taken as it is: its operator made it so."""
         try:
-            return self._state.decode(luggage.state)
+            return self._state.decode(key_state.state)
         except msgspec.ValidationError:
-            return self._as_it_is(luggage.state)
+            return self._as_it_is(key_state.state)
         except (ValueError, RecursionError) as error:
             raise Corrupt(f"a state that is none: {error}") from error
 
@@ -116,16 +116,16 @@ class KeyTable:
 
     # ── What comes from elsewhere ────────────────────────────────────────────────────────────────────────────────
 
-    def check(self, key: str, luggage: Luggage, shape: str, strict: bool) -> None:
+    def check(self, key: str, key_state: KeyState, shape: str, strict: bool) -> None:
         """Raise `Corrupt` if a state is none of this operator's. `shape`: of states where it comes from; those of the
         same class are as their operator made them, whatever that is."""
         if shape == self.shape:
             return
         try:
             if strict or shape:
-                self._state.decode(luggage.state)
+                self._state.decode(key_state.state)
             else:
-                self.decode(luggage)
+                self.decode(key_state)
         except (ValueError, RecursionError, Corrupt) as error:
             name = self._type.__qualname__.rpartition("<locals>.")[2]
             raise Corrupt(f"the state of key {key!r} is no {name} as it is here: {error}") from error
@@ -149,14 +149,14 @@ class KeyTable:
 
     # ── On its way through ───────────────────────────────────────────────────────────────────────────────────────
 
-    def keep_replica(self, move: str, key: str, luggage: Luggage | None) -> None:
+    def keep_replica(self, move: str, key: str, key_state: KeyState | None) -> None:
         """Keep a copy of a key that lives elsewhere, or forget it."""
         place = f"{move} {key}"
-        self._delta.replicas[place] = luggage
-        if luggage is None:
+        self._delta.replicas[place] = key_state
+        if key_state is None:
             del self.replicas[place]
         else:
-            self.replicas[place] = luggage
+            self.replicas[place] = key_state
 
     def replicated(self, move: str) -> list[str]:
         """The keys of which a standby has copies, in an order that depends on nothing but the keys."""
@@ -164,19 +164,19 @@ class KeyTable:
 
     def promote(self, move: str, key: str) -> None:
         """A key lives here now: its copy, if there is one, becomes its state."""
-        luggage = self.replicas.get(f"{move} {key}")
-        if luggage is not None:
+        key_state = self.replicas.get(f"{move} {key}")
+        if key_state is not None:
             self.keep_replica(move, key, None)
             if key not in self.entries:
-                self.install(key, luggage)
+                self.install(key, key_state)
 
-    def stash(self, place: str, luggage: Luggage | None) -> None:
+    def stash(self, place: str, key_state: KeyState | None) -> None:
         """Keep a large state as it is now until its last piece has left, or forget it."""
-        self._delta.stashed[place] = luggage
-        if luggage is None:
+        self._delta.stashed[place] = key_state
+        if key_state is None:
             del self.stashed[place]
         else:
-            self.stashed[place] = luggage
+            self.stashed[place] = key_state
 
     def gather(self, move: str, key: str, number: int, piece: bytes) -> list[bytes]:
         """Keep a piece of a large state that comes with a move; return all that have come."""
@@ -228,7 +228,7 @@ class KeyTable:
                     redo(key, entry)
                     state = wire.encode(entry.state)
                 self.state_bytes += len(state) - (len(entry.saved.state) if entry.saved else 0)
-                entry.saved = Luggage(entry.seq, entry.src, list(entry.timers), state)
+                entry.saved = KeyState(entry.seq, entry.src, list(entry.timers), state)
                 if len(state) > LARGE:
                     entry.state = None
             entry.since = []
@@ -253,17 +253,17 @@ class KeyTable:
 
     def add(self, delta: Delta) -> None:
         """Become what a delta describes. After the last one, `index`."""
-        for key, luggage in delta.entries.items():
-            if luggage is None:
+        for key, key_state in delta.entries.items():
+            if key_state is None:
                 self.entries.pop(key, None)
             else:
-                self.entries[key] = Entry(None, luggage)
+                self.entries[key] = Entry(None, key_state)
         for kept, changed in ((self.replicas, delta.replicas), (self.stashed, delta.stashed)):
-            for key, luggage in changed.items():
-                if luggage is None:
+            for key, key_state in changed.items():
+                if key_state is None:
                     kept.pop(key, None)
                 else:
-                    kept[key] = luggage
+                    kept[key] = key_state
         for key, records in delta.waiting.items():
             if records is None:
                 self.waiting.pop(key, None)

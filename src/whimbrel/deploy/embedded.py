@@ -184,10 +184,9 @@ class App(Control):
         On a free port of this machine alone, unless told. With `certificate` and `key`, PEM files, it speaks TLS. The
         token that a caller needs is in the file `token` of the data directory.
         """
-        from whimbrel.api.desk import Desk
         from whimbrel.api.server import ApiServer  # FastAPI is loaded where somebody serves, and nowhere else
 
-        server = ApiServer(Desk(self), self.data, host, port, certificate=certificate, key=key).start()
+        server = ApiServer(self, self.data, host, port, certificate=certificate, key=key).start()
         self._servers.append(server)
         return server
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from whimbrel.api.desk import Desk
 from whimbrel.api.server import ApiServer
 from whimbrel.core.errors import Refused, Retry, Stale, UnknownName
 from whimbrel.core.names import GATEWAY, SUPERVISOR, check_name, site_role
@@ -242,7 +241,7 @@ class OrchestratorProcess:
             thread.start()
         tls = self._tls
         self.api = ApiServer(
-            Desk(self.control), self.data, port=self._port, certificate=tls and tls.certificate, key=tls and tls.key
+            self.control, self.data, port=self._port, certificate=tls and tls.certificate, key=tls and tls.key
         ).start()
 
     def _repeat(self, duty: Callable[[], None]) -> None:

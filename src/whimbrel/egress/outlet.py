@@ -31,7 +31,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Evicted, Move, Notice, Opened, Parked, Result, Said, Saved
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, Parked, Result, Said
 from whimbrel.egress.sinks import Mark, Sink, Unfit
 from whimbrel.log.backoff import Backoff
 from whimbrel.log.chunks import chunk
@@ -85,8 +85,8 @@ class Outlet:
     ) -> None:
         """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
         numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
-        its receiver is not there. A `Saved` is passed on when the gate has confirmed it. `keep`, if there is a central
-        store, in place of `save`. `uptime`: seconds that only grow."""
+        its receiver is not there. A `Checkpointed` is passed on when the gate has confirmed it. `keep`, if there is a
+        central store, in place of `save`. `uptime`: seconds that only grow."""
         self._keep = keep
         self.reached: dict[str, int] = {}
         """By key: the `seq` up to which its results are out. With a store only."""
@@ -255,7 +255,7 @@ class Outlet:
             return released
         if isinstance(notice, Parked):
             self._give_up(self.gate.park(notice))
-        elif isinstance(notice, Saved):
+        elif isinstance(notice, Checkpointed):
             self._release(self.gate.confirm(notice))
         else:
             if isinstance(notice, Opened | Evicted):

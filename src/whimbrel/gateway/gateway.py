@@ -10,9 +10,10 @@ same way, before anything else takes its turn: an inbox takes a lower position a
 An entry has a bounded size. What comes in at once may have more, and so may what a router gives on at once (a `pause`
 of a busy key): it becomes several entries, numbered by their last event, or by the ingress position and their place.
 
-If there is a central store, the log is trimmed only as far as everything is in savings that count (core/saving.py): the
-keys of a lost instance are restored from versions, and from the log behind them. While keys have no owner nothing is
-trimmed at all: that is from the fence of a restoration until its RESTORE is routed, so what it needs stays.
+If there is a central store, the log is trimmed only as far as everything is in increments that count
+(core/increments.py): the keys of a lost instance are restored from versions, and from the log behind them. While keys
+have no owner nothing is trimmed at all: that is from the fence of a restoration until its RESTORE is routed, so what it
+needs stays.
 
 RESTORE reads the log again, a bounded number of bytes at a time, and most of it before RESTORE has its place: only the
 last piece is read while records wait. If it cannot be read, the restoration is refused and its keys stay without an
@@ -32,18 +33,18 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Stop, Trimmed
+from whimbrel.core.increments import TrimHorizon
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Kind, Move, Record, Save, Saved
-from whimbrel.core.router import NOBODY, Command, Restore, Routed, Router
-from whimbrel.core.saving import Coverage
+from whimbrel.core.record import Barrier, Checkpointed, Kind, Move, Record
+from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router
 from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entries, fits, stored, writer_of
 from whimbrel.log.chunks import chunked, reach
 from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
 
-CHANGED = Save(-1)
-"""What has changed shall be saved. Where SAVE stands, the log tells."""
+CHANGED = Barrier(-1)
+"""What has changed shall be saved. Where BARRIER stands, the log tells."""
 
 
 class Snapshot(msgspec.Struct):
@@ -53,8 +54,8 @@ class Snapshot(msgspec.Struct):
     router: bytes
     sent: int
     latest_us: int
-    covered: int | None = None
-    """Up to which `seq` everything is in savings that count; None: there is no store."""
+    horizon: int | None = None
+    """Up to which `seq` everything is in increments that count; None: there is no store."""
     refused: dict[str, str] = {}
     given: dict[str, int] = {}
     """By inbox: the number of the last append to it."""
@@ -82,7 +83,7 @@ class Gateway:
         happen when they arrive. `keep`: do not trim the ingress log, so that a whole run can be checked afterwards.
         `stores`: there is a central store. `max_ahead_us`: how far ahead of the clock an event may be. `uptime`: see
         `clock.uptime_ns`."""
-        self._coverage = Coverage(router.name) if stores else None
+        self._horizon = TrimHorizon(router.name) if stores else None
         self._oldest: int | None = None
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
         self._known, self._wall_clock = known, wall_clock
@@ -176,42 +177,42 @@ class Gateway:
             raise Stop(self.refused[command.move.id])
         self.doubled[command.move.id] += 2 * len(body)
 
-    def order_saving(self, counter: int, save: Save = CHANGED) -> int | None:
+    def order_checkpoint(self, counter: int, save: Barrier = CHANGED) -> int | None:
         """Tell the instances to send what has changed to the central store; return where that stands in the log.
 
         `save.anew`: all they have, for it is another store. Nothing counts as covered then until it is there.
         """
-        return self._control(Kind.SAVE, wire.pack(save), 0, "savings", counter)
+        return self._control(Kind.BARRIER, wire.pack(save), 0, "increments", counter)
 
-    def count(self, saved: Saved) -> None:
-        """A saving is in the store, and the gate has confirmed it."""
+    def count(self, saved: Checkpointed) -> None:
+        """An increment is in the store, and the gate has confirmed it."""
         with self._lock:
-            if self._coverage is not None:
-                self._coverage.note(saved)
+            if self._horizon is not None:
+                self._horizon.note(saved)
 
-    def covered(self) -> int:
-        """The `seq` up to which everything is in savings that count. With a store only."""
+    def horizon(self) -> int:
+        """The `seq` up to which everything is in increments that count. With a store only."""
         with self._lock:
-            assert self._coverage is not None, "there is a store"
+            assert self._horizon is not None, "there is a store"
             if not self._unsure:
                 routed = self._routed * ROWS
-                self._coverage.advance(self.router.owners(), self.router.gained, routed)
-            return self._coverage.covered
+                self._horizon.advance(self.router.owners(), self.router.gained, routed)
+            return self._horizon.horizon
 
     @property
     def has_saved(self) -> bool:
-        """Whether all that has ever come is in savings that count. With a store only."""
+        """Whether all that has ever come is in increments that count. With a store only."""
         with self._lock:
-            return self.covered() >= (self.ingress.tail() - 1) * ROWS
+            return self.horizon() >= (self.ingress.tail() - 1) * ROWS
 
     def owners(self) -> set[str]:
-        """Who owns keys, as far as the log has been routed; `NOBODY` among them, if keys have lost their owner."""
+        """Who owns keys, as far as the log has been routed; `UNOWNED` among them, if keys have lost their owner."""
         with self._lock:
             return self.router.owners()
 
-    def uncovered(self) -> int:
+    def behind_horizon(self) -> int:
         """How many records would have to be applied again if keys were restored now. With a store only."""
-        return self.ingress.backlog(max(self.covered() // ROWS + 1, self.ingress.head()))
+        return self.ingress.backlog(max(self.horizon() // ROWS + 1, self.ingress.head()))
 
     def check_readable(self, position: int) -> None:
         """Raise `Trimmed` if the ingress log cannot be read from a position on."""
@@ -261,10 +262,10 @@ class Gateway:
         if record.kind == Kind.TICK:
             self._told_us = record.event_us
             return self.router.tick(record.seq, record.event_us, record.ingress_us)
-        if record.kind == Kind.SAVE:
-            save = wire.unpack(record.body, Save)
-            if save.anew and self._coverage is not None:
-                self._coverage = Coverage(self.name)
+        if record.kind == Kind.BARRIER:
+            save = wire.unpack(record.body, Barrier)
+            if save.anew and self._horizon is not None:
+                self._horizon = TrimHorizon(self.name)
             return self.router.save(msgspec.structs.replace(save, bound=record.seq), record.seq, record.ingress_us)
         if record.kind == Kind.RESTORE:
             restore = wire.unpack(record.body, Restore)
@@ -347,7 +348,7 @@ class Gateway:
 
     def _count_doubled(self, name: str, records: list[Record], size: int) -> None:
         for move in self.router.moving.values():
-            if name == move.destination and move.routing == "dual":
+            if name == move.destination and move.is_dual:
                 twice = sum(1 for record in records if record.kind == Kind.DATA and record.key in move.selection)
                 self.doubled[move.id] += twice * size // len(records)
 
@@ -391,9 +392,9 @@ class Gateway:
             snapshot = None if self._unsure else self.router.snapshot()
             if snapshot is None:
                 return None
-            covered = None if self._coverage is None else self.covered()
+            horizon = None if self._horizon is None else self.horizon()
             return wire.pack(
-                Snapshot(self._routed, snapshot, self.sent, self._latest_us, covered, self.refused, self._given)
+                Snapshot(self._routed, snapshot, self.sent, self._latest_us, horizon, self.refused, self._given)
             )
 
     def saved(self, blob: bytes) -> None:
@@ -401,8 +402,8 @@ class Gateway:
         self._snapshot = blob
         snapshot = wire.unpack(blob, Snapshot)
         with self._lock:
-            if not self.keep and NOBODY not in self.router.owners():
-                needed = [seq for seq in (snapshot.covered, self._oldest) if seq is not None]
+            if not self.keep and UNOWNED not in self.router.owners():
+                needed = [seq for seq in (snapshot.horizon, self._oldest) if seq is not None]
                 self.ingress.trim(min([snapshot.position, *(max(seq, 0) // ROWS for seq in needed)]))
 
     def recover(self, blob: bytes | None) -> None:
@@ -427,8 +428,8 @@ class Gateway:
             self.router.restore(saved.router)
             self._routed, self.sent, self._latest_us = saved.position, saved.sent, saved.latest_us
             self.refused, self._given = saved.refused, saved.given
-            if self._coverage is not None:
-                self._coverage.covered = -1 if saved.covered is None else saved.covered
+            if self._horizon is not None:
+                self._horizon.horizon = -1 if saved.horizon is None else saved.horizon
 
     def _replay_all(self) -> None:
         self._ingress.look()

@@ -1,8 +1,8 @@
 """The carrier: carries out what a micro-batch of an instance said. It appends, in this order:
 
-    1. posts     to the control lane of each inbox they go to, all of one destination in one entry
+    1. messages     to the control lane of each inbox they go to, all of one destination in one entry
     2. outbox    one entry with the results and notices of all parts, the range of the inbox they come from, and up to
-                 which batch it has posted to whom: also if it says nothing, so that a missing entry shows
+                 which batch it has sent to whom: also if it says nothing, so that a missing entry shows
 
 A batch that cannot be proven to have finished is repeated, under the same number. So both appends are numbered with it,
 and a log takes each number of a writer once, and compares what is repeated. The writer is the instance *and* its
@@ -20,14 +20,14 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Diverged
+from whimbrel.core.increments import STORE
 from whimbrel.core.record import Emissions, Kind, Outgoing, Result, Said
-from whimbrel.core.saving import STORE
-from whimbrel.log.codec import Message, encode_posts
+from whimbrel.log.codec import Content, encode_messages
 from whimbrel.log.contract import Appendable, Entry, Lane, Log
 from whimbrel.log.readers import Offset
 
 View = tuple[int, int, memoryview]
-"""A `codec.Message` as it is read here: its body may be large, and is not copied."""
+"""A `codec.Content` as it is read here: its body may be large, and is not copied."""
 
 
 class Carrier:
@@ -39,9 +39,9 @@ class Carrier:
         outbox: Log,
         inbox_of: Callable[[str], Appendable],
         operator: str = "the operator",
-        encode: Callable[[Sequence[View]], bytes] = encode_posts,
+        encode: Callable[[Sequence[View]], bytes] = encode_messages,
     ) -> None:
-        """`operator`: its name, for errors. `encode` makes an inbox entry of posts."""
+        """`operator`: its name, for errors. `encode` makes an inbox entry of messages."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
         self._operator, self._encode = operator, encode
         self._last: Said | None = None
@@ -54,20 +54,20 @@ class Carrier:
         end: Offset,
         outgoing: Sequence[bytes],
         count: int,
-        posts: Mapping[str, Sequence[bytes]],
+        messages: Mapping[str, Sequence[bytes]],
     ) -> None:
         """Carry out one batch: what its parts said, as `encoded` makes it. `count`: how many results that are."""
         before = self._before(batch_id, start)
-        destinations = sorted(posts)
+        destinations = sorted(messages)
         for destination in destinations:
-            self._post(destination, posts[destination], batch_id)
-        posted = {**before.posted, **dict.fromkeys(destinations, batch_id)}
-        blob = join_outgoing(outgoing, start, end, posted)
+            self._send(destination, messages[destination], batch_id)
+        sent = {**before.sent, **dict.fromkeys(destinations, batch_id)}
+        blob = join_outgoing(outgoing, start, end, sent)
         try:
             self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
         except Diverged as error:
             raise Diverged(self._difference(batch_id, blob) or str(error)) from error
-        self._last = Said([], start, end, posted)
+        self._last = Said([], start, end, sent)
 
     def _before(self, batch_id: int, start: Offset) -> Said:
         """The last entry of the outbox, without what it says. Raises `Diverged` if a new batch begins in it."""
@@ -100,40 +100,40 @@ class Carrier:
                 )
         return None
 
-    def _post(self, destination: str, bodies: Sequence[bytes], batch_id: int) -> None:
-        posts = [post for body in bodies for post in wire.decode(body, list[View])]
+    def _send(self, destination: str, bodies: Sequence[bytes], batch_id: int) -> None:
+        messages = [message for body in bodies for message in wire.decode(body, list[View])]
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
-        posts.sort(key=itemgetter(0))
+        messages.sort(key=itemgetter(0))
         self._inbox_of(destination).append(
             # Nobody reads a spool as records.
-            wire.pack(posts) if destination == STORE else self._encode(posts),
-            count=sum(kind != Kind.NUDGE for kind, _, _ in posts),  # nobody waits for a nudge
+            wire.pack(messages) if destination == STORE else self._encode(messages),
+            count=sum(kind != Kind.WAKE for kind, _, _ in messages),  # nobody waits for a wake-up
             writer=self._writer(),
             counter=batch_id,
             lane=Lane.CONTROL,
         )
 
 
-def encoded(emissions: Emissions, part: int, state_bytes: int) -> tuple[bytes | None, dict[str, list[Message]]]:
-    """What a part says of a batch: an `Outgoing` if there is something in it, and by destination what it posts."""
+def encoded(emissions: Emissions, part: int, state_bytes: int) -> tuple[bytes | None, dict[str, list[Content]]]:
+    """What a part says of a batch: an `Outgoing` if there is something in it, and by destination what it messages."""
     outgoing = None
     if emissions.results or emissions.notices:
         # Notices are the same to the byte if the batch is repeated.
         notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
         outgoing = wire.encode((emissions.results, notices, part, state_bytes))
-    posts: dict[str, list[Message]] = {}
-    for to, kind, bin, body in emissions.posts:
-        posts.setdefault(to, []).append((kind, bin, body))
-    return outgoing, posts
+    messages: dict[str, list[Content]] = {}
+    for to, kind, bin, body in emissions.messages:
+        messages.setdefault(to, []).append((kind, bin, body))
+    return outgoing, messages
 
 
 def _shown(result: Result | None) -> str:
     return "nothing" if result is None else f"{result.values} (seq {result.seq})"
 
 
-def join_outgoing(encoded: Sequence[bytes], start: Offset, end: Offset, posted: dict[str, int] | None = None) -> bytes:
+def join_outgoing(encoded: Sequence[bytes], start: Offset, end: Offset, sent: dict[str, int] | None = None) -> bytes:
     """An outbox entry, `Said`, of several parts' encoded `Outgoing`s, without decoding them."""
-    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((posted or {}).items()))))
+    return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((sent or {}).items()))))
 
 
 def outgoing(entry: Entry) -> list[Outgoing]:

@@ -22,8 +22,8 @@ VERSION = 1
 ROWS = 1 << 20
 """No entry has more rows, so that position * ROWS + row is a growing offset."""
 
-Message = tuple[int, int, bytes]
-"""A post without its destination: kind, bin and body."""
+Content = tuple[int, int, bytes]
+"""A message without its destination: kind, bin and body."""
 
 _META = [
     pa.field("_kind", pa.int8()),
@@ -71,16 +71,16 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
     return blob
 
 
-def encode_posts(posts: Iterable[tuple[int, int, bytes | memoryview]]) -> bytes:
+def encode_messages(messages: Iterable[tuple[int, int, bytes | memoryview]]) -> bytes:
     """The blob of a control lane's entry: messages, each with its kind, its bin and its bytes.
 
     They have no place in any router's stream, and no user columns: whoever reads the entry fills in what it lacks.
     """
-    return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in posts], _CONTROL)
+    return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in messages], _CONTROL)
 
 
-def posts(blob: bytes) -> list[Message]:
-    """The messages that `encode_posts` made a blob of."""
+def messages(blob: bytes) -> list[Content]:
+    """The messages that `encode_messages` made a blob of."""
     batch = decode(blob)
     columns = [batch.column(name).to_pylist() for name in ("_kind", "_bin", "_body")]
     return list(zip(*columns, strict=True))

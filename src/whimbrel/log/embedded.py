@@ -32,7 +32,7 @@ from whimbrel.log.durability import sync
 from whimbrel.log.forks import FORKS
 from whimbrel.log.private import FILE, make_folder
 
-FORMAT = 3
+FORMAT = 4
 APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
 
 SWEEP = 2  # trimmed entries that an append takes away: more than one, so that sweeping catches up with writing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from whimbrel.log.embedded import EmbeddedLog
 from whimbrel.log.private import below
-from whimbrel.log.spool import Spool
+from whimbrel.log.spool import IncrementSpool
 
 
 class Logs:
@@ -39,16 +39,16 @@ class Logs:
         """An instance's outbox."""
         return self.log(f"outbox-{instance}")
 
-    def savings(self, instance: str) -> Spool:
-        """The spool of an instance's savings."""
-        return Spool(self.log(f"savings-{instance}"), self._spooled(instance))
+    def increments(self, instance: str) -> IncrementSpool:
+        """The spool of an instance's increments."""
+        return IncrementSpool(self.log(f"increments-{instance}"), self._spooled(instance))
 
     def spools(self) -> list[EmbeddedLog]:
         """The spools of all links that there are."""
         return [self.log(path.stem) for path in self.folder.glob("link-*.db")]
 
     def _spooled(self, instance: str) -> Path:
-        return below(self.folder, f"savings-{instance}")
+        return below(self.folder, f"increments-{instance}")
 
     def forget(self, instance: str) -> None:
         """Let go of the logs of an instance that has left; their files stay."""
@@ -75,4 +75,4 @@ class Logs:
 
 
 def _names(instance: str) -> list[str]:
-    return [f"{kind}-{instance}" for kind in ("inbox", "outbox", "savings")]
+    return [f"{kind}-{instance}" for kind in ("inbox", "outbox", "increments")]

@@ -101,7 +101,7 @@ class Chores:
 
     def is_left_behind(self, migration: Migration) -> bool:
         """Whether `restart` may have left an instance stopped, because a restoration has ended it."""
-        restarted = migration.move.protocol == "restart" and bool(migration.ended_by)
+        restarted = migration.move.relocates and bool(migration.ended_by)
         return restarted and migration.move.id not in self._revived
 
     def do(self) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,21 +13,25 @@ from typing import Any
 
 import msgspec
 
+from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.auto import Limits
+from whimbrel.core.protocols.machine import Abandoned, Migration, Takeover
 from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
+from whimbrel.core.text import visible
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.chores import Chores
+from whimbrel.orchestrator.decisions import Order, RestoreOrder
 from whimbrel.orchestrator.draining import detached, drained
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.instances import Instances
 from whimbrel.orchestrator.journal import Journal
-from whimbrel.orchestrator.orchestrator import DEADLINE, Orchestrator, Order, RestoreOrder
-from whimbrel.orchestrator.orders import Request
+from whimbrel.orchestrator.orchestrator import DEADLINE, Orchestrator
+from whimbrel.orchestrator.orders import Answered, Receipt, Request
 from whimbrel.orchestrator.plan import read_plan
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.orchestrator.stage import Reach, Shape, StageControl
@@ -51,7 +56,7 @@ class Control:
     ) -> None:
         """`shapes`: of the stages, in their order."""
         self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
-        self.sites = sites
+        self.sites, self._pausing = sites, threading.Lock()
         self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
         self.stages: dict[str, StageControl] = {}
         self.chores = Chores(self.stages, sites, gateway, logs, data)
@@ -262,6 +267,70 @@ class Control:
             ids = self.orchestrator.order(orders, deadline, request=request)
         return Handle(self.orchestrator, control.name, ids)
 
+    def abort(self, id: str, reason: str = "called off", *, by: str = "") -> None:
+        """Call a migration off; its story says who did. Too late after the point of no return: then it goes on to its
+        end."""
+        self.orchestrator.tell(self.migration(id).move.stage, id, Abandoned(visible(reason), by))
+
+    def take_over(self, id: str, *, by: str = "") -> None:
+        """Let a warm standby take its keys over; once more changes nothing. Raises `Refused` if none is waiting."""
+        migration = self.migration(id)
+        if migration.is_standby:
+            self.orchestrator.tell(migration.move.stage, id, Takeover(by))
+        elif not any(line.event.startswith(Takeover.__name__) for line in migration.story):
+            raise Refused(
+                f"no standby is waiting here: {id} is {migration.phase}; "
+                "order one with protocol='replicate', standby=True"
+            )
+
+    def wait_for(self, id: str, timeout: float, *, warm: bool = False) -> bool:
+        """Until a migration is over, or, with `warm`, a warm standby; False if the time ran out first."""
+        return self.orchestrator.wait(self.migration(id).move.stage, [id], timeout, warm=warm)
+
+    def pause(self, instance: str) -> None:
+        """Let an instance end its batch and stand still. Its records wait in its inbox; the others go on."""
+        with self._pausing:
+            self.sites[self._settled_site(instance)].stop(instance)
+
+    def resume(self, instance: str) -> None:
+        """Let a paused instance go on where it was; returns when it serves."""
+        with self._pausing:
+            self.sites[self._settled_site(instance)].start(instance)
+
+    def save(self, instance: str) -> None:
+        """Let an instance save what has changed to the central store now; the others of its stage do so, too."""
+        self.stage_with(instance).order_checkpoint()
+
+    def recall(self, request: Request) -> Receipt | None:
+        """The receipt that a request got, if it has come before. Raises `Refused` if it said something else then."""
+        found = None if request.name is None else self.journal.answer(request.name)
+        return None if found is None else request.check(wire.unpack(found, Answered))
+
+    def remember(self, request: Request) -> None:
+        """A request that orders no migration has been answered."""
+        self.journal.write(answer=request.answered())
+
+    def migration(self, id: str) -> Migration:
+        """The migration of this name."""
+        for control in self.stages.values():
+            if id in control.coordinator.migrations:
+                return control.coordinator.migrations[id]
+        known = [id for control in self.stages.values() for id in list(control.coordinator.migrations)]
+        raise UnknownName("migration", id, known)
+
+    def place_of(self, instance: str) -> tuple[StageControl, str]:
+        """The stage of an instance, and the site where it is."""
+        stage = self.stage_with(instance)
+        return stage, stage.coordinator.sites[instance]
+
+    def _settled_site(self, instance: str) -> str:
+        stage, site = self.place_of(instance)
+        if self.orchestrator.is_relocating(stage.name, instance):
+            raise Conflict(f"{instance} is being relocated, and will run when that is over; wait for it or abort it")
+        if instance in stage.instances.leaving:
+            raise Conflict(f"{instance} is leaving; it stops by itself when it has nothing to do")
+        return site
+
     def stage_with(self, instance: str) -> StageControl:
         """The stage that an instance belongs to."""
         for control in self.stages.values():
@@ -329,11 +398,7 @@ class Control:
 
     def story(self, id: str) -> list[str]:
         """What happened in a migration, a line each, with its time; the end of a phase with its duration."""
-        for name, control in self.stages.items():
-            if id in control.coordinator.migrations:
-                return Handle(self.orchestrator, name, [id]).progress
-        known = [id for control in self.stages.values() for id in control.coordinator.migrations]
-        raise UnknownName("migration", id, known)
+        return Handle(self.orchestrator, self.migration(id).move.stage, [id]).progress
 
     # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Conflict, Refused, Unavailable
-from whimbrel.orchestrator.orchestrator import Order, RestoreOrder
+from whimbrel.orchestrator.decisions import Order, RestoreOrder
 
 if TYPE_CHECKING:
     from whimbrel.orchestrator.control import Control

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Full, NewerFormat, Stop, Unavailable
@@ -27,7 +27,7 @@ from whimbrel.log.private import make_file, make_folder
 
 JOURNAL, GATEWAY_JOURNAL = "journal.db", "gateway.db"
 """What the files are called in a data directory."""
-FORMAT = 3
+FORMAT = 4
 ANSWERS = 10_000
 """How many answered requests are remembered: the last ones."""
 GROWTH, FLOOR = 4, 256 << 10
@@ -100,6 +100,22 @@ class _File:
         except sqlite3.OperationalError as error:
             kind = Full if is_full(error) else Unavailable
             raise kind(f"the journal cannot be written: {error}") from error
+
+
+class MigrationJournal(Protocol):
+    """Where decisions are written. A write is there as a whole, or has not happened and raises."""
+
+    def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
+        """Remember how far migrations are, and by its name what was answered to a request."""
+
+    def retire(self, gone: Sequence[Migration], name: str, blob: bytes) -> None:
+        """Forget migrations, and replace a snapshot with what is left of them."""
+
+    def load(self, name: str) -> bytes | None:
+        """The last snapshot of that name."""
+
+    def migrations(self) -> list[Migration]:
+        """All migrations, in the order in which they were ordered."""
 
 
 class Journal(_File):

@@ -1,15 +1,10 @@
-"""What can be asked of a running application from outside: one Protocol, and the plain data that comes back.
-
-The API knows nothing else of the application, so it is the same over an embedded one and over an orchestrator in a
-process of its own. Everything here can be sent as JSON.
-"""
+"""Orders from outside, and the plain data that comes back: the API sends all of it as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
@@ -199,114 +194,3 @@ class Checkpoint:
     path: str
     batch: int | None
     stored: int | None = None
-
-
-class Orders(Protocol):
-    """A running application, as those outside see it. Safe to call from several threads.
-
-    Raises `Refused` and its kinds if a request makes no sense, and nothing has happened then. With a `request`, what
-    was ordered and that it was answered are remembered as one, also across a restart.
-    """
-
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def status(self) -> dict[str, Any]:
-        """How things are, as plain data."""
-        ...
-
-    def sites(self) -> list[SiteStatus]: ...
-
-    def stages(self) -> list[StageStatus]: ...
-
-    def routes(self, stage: str, apart: int = 100) -> list[Route]:
-        """Who owns what of a stage; with the names of so many keys that are routed singly."""
-        ...
-
-    # ── Moving ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def migrate(self, stage: str, *, to: str, request: Request | None = None, **options: Any) -> Receipt:
-        """Move keys of a stage to a site; options as in `App.migrate`, but a plan is never a file."""
-        ...
-
-    def scale(self, stage: str, *, instances: int, at: str, request: Request | None = None, **options: Any) -> Receipt:
-        """Let so many instances share the keys at a site; options as in `App.scale`."""
-        ...
-
-    def drain(
-        self, site: str, *, to: Sequence[str] | None = None, request: Request | None = None, **options: Any
-    ) -> Receipt:
-        """Move everything away from a site; options as in `App.drain`."""
-        ...
-
-    def migrations(self) -> list[MigrationStatus]:
-        """All of them, in the order in which they were ordered."""
-        ...
-
-    def migration(self, id: str) -> MigrationStatus:
-        """One of them."""
-        ...
-
-    def wait(self, id: str, timeout: float, *, warm: bool = False) -> MigrationStatus:
-        """A migration, as soon as it is over, or a warm standby if that is enough; at the latest after so many seconds.
-
-        Raises what keeps the orchestrator from going on.
-        """
-        ...
-
-    def story(self, id: str) -> list[str]:
-        """What happened in a migration, a line each, with its time; the end of a phase with its duration."""
-        ...
-
-    def abort(self, id: str, reason: str, *, by: str = "") -> None:
-        """Call a migration off; its story says by whom. Too late after the point of no return: then it goes on to its
-        end."""
-        ...
-
-    def take_over(self, id: str, *, by: str = "") -> None:
-        """Let a warm standby take its keys over. Nothing happens if it has been told before."""
-        ...
-
-    # ── Links ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def cut(self, site: str, other: str) -> None: ...
-
-    def mend(self, site: str, other: str) -> None: ...
-
-    # ── One instance ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def pause(self, instance: str) -> None:
-        """Let it end its batch and stand still. What comes for it waits in its inbox; the others go on."""
-        ...
-
-    def resume(self, instance: str) -> None:
-        """Let it go on where it was; returns when it serves."""
-        ...
-
-    def state(self, instance: str) -> InstanceStatus: ...
-
-    def checkpoint(self, instance: str) -> Checkpoint: ...
-
-    def save(self, instance: str) -> None:
-        """Let it save what has changed to the central store, now; the other instances of its stage do so, too."""
-        ...
-
-    def invoke(
-        self, instance: str, site: str, checkpoint: int | None = None, *, request: Request | None = None
-    ) -> Receipt:
-        """Let an instance at a site go on with what this one had, from state that was saved: the newest, or that of a
-        checkpoint."""
-        ...
-
-    def detach(self, instance: str, *, request: Request | None = None) -> Receipt:
-        """Take it out of its stage: others get its keys, then it stops."""
-        ...
-
-    # ── What was answered ────────────────────────────────────────────────────────────────────────────────────────
-
-    def recall(self, request: Request) -> Receipt | None:
-        """What was answered to a request, if it has been. Raises `Refused` if it said something else then."""
-        ...
-
-    def remember(self, request: Request) -> None:
-        """A request that orders no migration has been answered."""
-        ...

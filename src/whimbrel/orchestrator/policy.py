@@ -104,4 +104,4 @@ class Policy:
 
 def _is_stuck(migration: Migration, gone: Collection[str]) -> bool:
     """Whether an instance may have run at a dead site, to which `restart` was bringing it."""
-    return migration.move.protocol == "restart" and migration.phase == STARTING and migration.to_site in gone
+    return migration.move.relocates and migration.phase == STARTING and migration.to_site in gone

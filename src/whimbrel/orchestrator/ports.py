@@ -43,8 +43,8 @@ class SitePort(Protocol):
     def place(self, places: dict[Name, Name]) -> None:
         """Hear which instance runs at which site: all of them."""
 
-    def post(self, source: Name, destination: Name, blob: bytes, count: int, writer: str, counter: int) -> None:
-        """Append posts to an instance's inbox, behind all that an instance here has posted to it."""
+    def send(self, source: Name, destination: Name, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """Append messages to an instance's inbox, behind all that an instance here has sent to it."""
 
     def carry(self, to: Name, size: int) -> float:
         """How many seconds a checkpoint of so many bytes takes from here to another site."""
@@ -121,7 +121,7 @@ class GatewayPort(Protocol):
     def save(self, stage: Name) -> bool:
         """Make a snapshot of a stage's router safe, from which a replay starts then; False if something moves."""
 
-    def order_saving(self, stage: Name) -> None:
+    def order_checkpoint(self, stage: Name) -> None:
         """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
 
     def has_delivered(self, stage: Name, instance: Name) -> bool:
@@ -163,7 +163,7 @@ class OrchestratorPort(Protocol):
 
 def check_names(caller: str, call: Any) -> None:
     """Raise `Refused` if a move in a call to the gateway has a name that is none. The type of a move cannot say so:
-    inside the core, a saving is a move of no stage."""
+    inside the core, an increment is a move of no stage."""
     for field in call.__struct_fields__:
         value = getattr(call, field)
         move = value if isinstance(value, Move) else getattr(value, "move", None)

@@ -22,9 +22,9 @@ from whimbrel.core.link import Link
 from whimbrel.core.protocols.auto import Limits, Situation, choose
 from whimbrel.log.folder import Logs
 from whimbrel.log.readers import is_drained
+from whimbrel.orchestrator.decisions import RestoreOrder
 from whimbrel.orchestrator.instances import Instances
 from whimbrel.orchestrator.known_keys import KnownKeys
-from whimbrel.orchestrator.orchestrator import RestoreOrder
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.site.links import Pair
 from whimbrel.site.status import InstanceStatus
@@ -81,9 +81,9 @@ class StageControl:
         """How records flow through the stage."""
         return self._reach.gateway.status().stages.get(self.name, FlowStatus())
 
-    def order_saving(self) -> None:
+    def order_checkpoint(self) -> None:
         """Let everything that has changed be saved now. Raises `Refused` if there is no central store."""
-        self._reach.gateway.order_saving(self.name)
+        self._reach.gateway.order_checkpoint(self.name)
 
     def has_applied(self, instance: str) -> bool:
         """Whether everything that lies in an instance's inbox now has been applied, and what it said is written."""

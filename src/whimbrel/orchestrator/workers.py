@@ -24,6 +24,7 @@ from itertools import count
 from whimbrel.core.errors import Retry, Stale
 from whimbrel.core.protocols.machine import Command
 from whimbrel.log.backoff import Backoff
+from whimbrel.orchestrator.decisions import Place
 
 LOGGER = logging.getLogger("whimbrel.orchestrator")
 MOST = 32
@@ -32,9 +33,6 @@ FIRST, LONGEST = 0.05, 2.0
 """Seconds until a command is repeated: twice as long after each failure, up to so many."""
 GRACE = 5.0
 """Seconds that `stop` waits for commands that are being carried out."""
-
-Place = tuple[str, str]
-"""A stage, and the id of one of its migrations."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ repetitions. So what each one says of the others must hold:
     inbox                      the ingress log has what the inbox was given
     commit of the outlet       each outbox reaches up to it, and has not been trimmed beyond it;
                                the next stage has what was handed on until then, and no more
-    outbox                     each inbox, spool and store spool has what was posted until its last entry
+    outbox                     each inbox, spool and store spool has what was sent until its last entry
 
 What Spark's checkpoint must fit is compared where it lies (spark/checkpoint.py).
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Stale
+from whimbrel.core.increments import STORE
 from whimbrel.core.record import Said
-from whimbrel.core.saving import STORE
 from whimbrel.egress.outlet import Commit
 from whimbrel.egress.sinks import StageSink
 from whimbrel.gateway.gateway import Snapshot
@@ -70,23 +70,23 @@ def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], f
             raise _stale(f"the commit of the outlet of {stage}", lacks)
 
 
-def check_posts(
+def check_messages(
     instance: str, outbox: Log, inboxes: Mapping[str, Log], spools: Sequence[Log], store: Log | None
 ) -> None:
-    """Raise `Stale` unless what an instance has posted is where it went, or has come from there."""
+    """Raise `Stale` unless what an instance has sent is where it went, or has come from there."""
     if outbox.tail() == outbox.head():
         return
     said = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, Said)
-    for to, batch in said.posted.items():
+    for to, batch in said.sent.items():
         if to == STORE:
             if store is not None and max(_counters(store, instance, ""), default=-1) < batch:
-                raise _stale(f"the savings of {instance}", f"it has posted some in batch {batch}")
+                raise _stale(f"the increments of {instance}", f"it has sent some in batch {batch}")
         elif to in inboxes and not _has(inboxes[to], spools, instance, to, batch):
-            raise _stale(f"the inbox of {to}", f"{instance} has posted to it in batch {batch}")
+            raise _stale(f"the inbox of {to}", f"{instance} has sent to it in batch {batch}")
 
 
 def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, batch: int) -> bool:
-    """Whether posts of a batch are in the inbox they go to, or wait in a spool before it."""
+    """Whether messages of a batch are in the inbox they go to, or wait in a spool before it."""
     if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= number(batch, 0):
         return True
     waiting = (spool for spool in spools if spool.head() < spool.tail())

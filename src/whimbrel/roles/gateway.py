@@ -23,7 +23,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Closed, Move, Parked, Report, Result, Saved, Unreadable
+from whimbrel.core.record import Checkpointed, Closed, Move, Parked, Report, Result, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.egress.outlet import Watch, Word
 from whimbrel.egress.sinks import Sink, StageSink, Unfit
@@ -43,13 +43,13 @@ from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
 from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
-from whimbrel.roles.ages import check_posts, check_way_in, check_way_out
+from whimbrel.roles.ages import check_messages, check_way_in, check_way_out
 from whimbrel.site.forwarder import number as handed_on
 from whimbrel.site.status import told
 
 if TYPE_CHECKING:
     from whimbrel.checkpoints.central import CentralStore
-    from whimbrel.checkpoints.savings import Savings
+    from whimbrel.checkpoints.checkpointer import Checkpointer
 
 LOGGER = logging.getLogger("whimbrel.roles")
 Hear = Callable[[str, Report], None]
@@ -60,7 +60,7 @@ PERIOD = 0.5
 SMOOTH = 4
 """How many looks the rate of records is an average of, about."""
 SAVE_EVERY = 5.0
-"""Seconds between savings, unless told."""
+"""Seconds between increments, unless told."""
 
 
 class StageFlow:
@@ -96,16 +96,16 @@ class StageFlow:
         inboxes = {name: self._logs.inbox(name) for name in self.instances}
         check_way_in(self.gateway.name, snapshot, self.gateway.ingress, inboxes)
         self.gateway.recover(snapshot)
-        self.savings = role.savings(stage, self.gateway)
+        self.checkpointer = role.checkpointer(stage, self.gateway)
         """If there is a central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
-        keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.savings else None
+        keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
         self.outlet = ThreadedOutlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
         check_way_out(stage.name, committed, self._outboxes, following)
         for name, outbox in self._outboxes.items():
-            check_posts(name, outbox, inboxes, self._logs.spools(), self._logs.savings(name).log)
+            check_messages(name, outbox, inboxes, self._logs.spools(), self._logs.increments(name).log)
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
@@ -117,11 +117,11 @@ class StageFlow:
     def start(self) -> None:
         """Begin to deliver."""
         name = f"outlet/{self.stage.name}"
-        self.outlet.recover(self._journal.load(name), self._journal.reached(name) if self.savings else None)
+        self.outlet.recover(self._journal.load(name), self._journal.reached(name) if self.checkpointer else None)
         self.outlet.start()
-        if self.savings is not None:
-            self.savings.place(self.instances)
-            self.savings.start()
+        if self.checkpointer is not None:
+            self.checkpointer.place(self.instances)
+            self.checkpointer.start()
 
     def place(self, instances: list[str]) -> None:
         """Read the outboxes of these instances, and of no other."""
@@ -132,8 +132,8 @@ class StageFlow:
             del self._outboxes[name]
             self._logs.forget(name)
         self.instances = instances
-        if self.savings is not None:
-            self.savings.place(instances)
+        if self.checkpointer is not None:
+            self.checkpointer.place(instances)
 
     def _hear(self, notice: Word, number: int) -> None:
         writer = f"outlet/{self.stage.name}"
@@ -142,17 +142,17 @@ class StageFlow:
         elif isinstance(notice, Unfit):
             why = f"{notice.error}; key {notice.key!r}, seq {notice.seq}"
             self._role.dead.refuse(notice.sink, notice.seq, why, notice.values, writer=writer, counter=number)
-        elif isinstance(notice, Saved):
+        elif isinstance(notice, Checkpointed):
             self._confirm(notice)
         elif not isinstance(notice, Closed):
             self._role.hear(self.stage.name, notice)
 
-    def _confirm(self, saved: Saved) -> None:
-        """A saving counts. Also if there is no store just now: the part will not save these versions again."""
+    def _confirm(self, saved: Checkpointed) -> None:
+        """An increment counts. Also if there is no store just now: the part will not save these versions again."""
         if saved.instance in self.instances:
-            self._logs.savings(saved.instance).confirm(saved, self._role.clock_us())
-            if self.savings is not None:
-                self.savings.wake()
+            self._logs.increments(saved.instance).confirm(saved, self._role.clock_us())
+            if self.checkpointer is not None:
+                self.checkpointer.wake()
 
     def ingest(self, results: list[Result], number: int) -> bool:
         """Take in the results of the stage before; return whether there was a record among them."""
@@ -217,7 +217,7 @@ class StageFlow:
             state_bytes=dict(sizes),
             refused=self.outlet.gate.refused,
             error=told(self.outlet.error),
-            store=None if self.savings is None else self.savings.status(),
+            store=None if self.checkpointer is None else self.checkpointer.status(),
         )
 
 
@@ -246,7 +246,7 @@ class GatewayRole:
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
-        self._backoff = Backoff("saving where routers stand", LOGGER)
+        self._backoff = Backoff("save where routers stand", LOGGER)
         """Of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
@@ -283,8 +283,8 @@ class GatewayRole:
         """What it takes to stop taking records in, in this order."""
         yield self.feed.stop
         for flow in self.flows.values():
-            if flow.savings is not None:
-                yield flow.savings.stop
+            if flow.checkpointer is not None:
+                yield flow.checkpointer.stop
         yield self._stopping.set
         if self._saver.is_alive():
             yield self._saver.join
@@ -308,15 +308,15 @@ class GatewayRole:
                 if may_pass(error):
                     pause = self._backoff.failed(error)
                 else:
-                    self.error = kept(LOGGER, "saving where routers stand", error, self.error)
+                    self.error = kept(LOGGER, "save where routers stand", error, self.error)
 
-    def savings(self, stage: Stage, gateway: Gateway) -> Savings | None:
-        """What brings a stage's savings to the store, if there is one."""
+    def checkpointer(self, stage: Stage, gateway: Gateway) -> Checkpointer | None:
+        """What brings a stage's increments to the store, if there is one."""
         if self.store is None:
             return None
-        from whimbrel.checkpoints.savings import Savings
+        from whimbrel.checkpoints.checkpointer import Checkpointer
 
-        return Savings(
+        return Checkpointer(
             stage.name, stage.groups, gateway, self.logs, self.store, self._save_every, self.clock_us, self._run
         )
 
@@ -355,14 +355,14 @@ class GatewayRole:
         """Make a snapshot of a stage's router safe; False if something moves."""
         return self._flow(stage).save()
 
-    def order_saving(self, stage: str) -> None:
+    def order_checkpoint(self, stage: str) -> None:
         """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
-        savings = self._flow(stage).savings
-        if savings is None:
+        checkpointer = self._flow(stage).checkpointer
+        if checkpointer is None:
             raise Refused(
                 f"{stage} has no central store to save to; give one: wb.run(..., store=...), whimbrel up --store ..."
             )
-        savings.order()
+        checkpointer.order()
 
     def has_delivered(self, stage: str, instance: str) -> bool:
         """Whether everything that an instance has said is delivered."""
@@ -423,7 +423,7 @@ def store_at(url: str | None, save_every: float) -> CentralStore | None:
     if url is None:
         return None
     if not save_every > 0:
-        raise Refused(f"savings cannot be {save_every:g} s apart; give some seconds, like save_every=5")
+        raise Refused(f"save_every must be > 0 s, got {save_every:g}; for example save_every=5")
     from whimbrel.checkpoints.central import CentralStore  # fsspec is loaded where there is a store, and nowhere else
 
     return CentralStore(url)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from whimbrel.core.errors import UnknownName
-from whimbrel.core.saving import STORE
+from whimbrel.core.increments import STORE
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
 from whimbrel.pipeline import Pipeline
@@ -53,7 +53,7 @@ def query_maker(
             spec,
             inbox=logs.path(f"inbox-{instance}"),
             outbox=logs.outbox(instance),
-            inbox_of=lambda to: logs.savings(instance) if to == STORE else links.inbox(instance, to),
+            inbox_of=lambda to: logs.increments(instance) if to == STORE else links.inbox(instance, to),
             checkpoint=checkpoint,
             appended=partial(appended, name),
             durable=logs.durable,

@@ -157,8 +157,8 @@ class RemoteSite:
     def place(self, places: dict[str, str]) -> None:
         self._ask(self._there.place, places)
 
-    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
-        self._ask(self._there.post, source, destination, blob, count, writer, counter)
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        self._ask(self._there.send, source, destination, blob, count, writer, counter)
 
     def carry(self, to: str, size: int) -> float:
         return self._ask(self._there.carry, to, size)
@@ -212,8 +212,8 @@ class RemoteGateway:
     def save(self, stage: str) -> bool:
         return self._there.save(stage)
 
-    def order_saving(self, stage: str) -> None:
-        self._there.order_saving(stage)
+    def order_checkpoint(self, stage: str) -> None:
+        self._there.order_checkpoint(stage)
 
     def has_delivered(self, stage: str, instance: str) -> bool:
         return self._there.has_delivered(stage, instance)

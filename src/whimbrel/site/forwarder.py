@@ -1,13 +1,14 @@
-"""A forwarder: carries posts through a link, in one direction.
+"""A forwarder: carries messages through a link, in one direction.
 
     append ──▶ spool ──▶ pieces, each on its way as long as the link says ──▶ inbox of the destination
 
 What is appended lies in the spool, a log, until all of it has arrived; a forwarder that died starts again there. An
-entry of a batch's posts goes piece by piece, so that a key need not wait for all that travels in the same entry.
+entry of a batch's messages goes piece by piece, so that a key need not wait for all that travels in the same entry.
 
 Pieces are numbered such that whoever repeats, in whatever cut, is recognised by the inbox: a piece's number is made of
-the entry's number and the place of the piece's last post, the last piece being `WHOLE`. The inbox's counter so says at
-which post to go on; and it makes no difference whether an entry came piece by piece or, appended directly, as a whole.
+the entry's number and the place of the piece's last message, the last piece being `WHOLE`. The inbox's counter so says
+at which message to go on; and it makes no difference whether an entry came piece by piece or, appended directly, as a
+whole.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
 from whimbrel.log.backoff import Backoff
-from whimbrel.log.codec import ROWS, Message, encode_posts, posts
+from whimbrel.log.codec import ROWS, Content, encode_messages, messages
 from whimbrel.log.kept import kept
 
 LOGGER = logging.getLogger("whimbrel.site")
 PIECE_US = 20_000
-"""A piece is as many posts as go out in this time, and at least one."""
+"""A piece is as many messages as go out in this time, and at least one."""
 AHEAD_US = 50_000
 """How long before the link is free the next entry is fetched."""
 FIRST, MOST = 0.2, 1.0
@@ -41,7 +42,7 @@ FIRST, MOST = 0.2, 1.0
 LOOK = 1.0
 """Seconds between looks for what another process has appended."""
 WHOLE = ROWS - 1
-"""The number of an entry's last piece: above every place that a post can have."""
+"""The number of an entry's last piece: above every place that a message can have."""
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Sending(msgspec.Struct, frozen=True):
     destination: str
     writer: str
     counter: int
-    posts: bytes
+    messages: bytes
 
 
 def number(counter: int, place: int = WHOLE) -> int:
@@ -59,17 +60,17 @@ def number(counter: int, place: int = WHOLE) -> int:
     return counter * ROWS + place
 
 
-class Spool:
+class LinkSpool:
     """A spool, as those see it who append to it. Its forwarder may run in another process."""
 
     def __init__(self, log: Log) -> None:
         self.spool = log
 
     def append(self, sending: Sending) -> int | None:
-        """Take posts over. A spool counts bytes where other logs count records: its backlog is what is under way."""
+        """Take messages over. A spool counts bytes where other logs count records: its backlog is what is under way."""
         return self.spool.append(
             wire.pack(sending),
-            count=size_of(posts(sending.posts)),
+            count=size_of(messages(sending.messages)),
             writer=f"{sending.writer} to {sending.destination}",
             counter=sending.counter,
         )
@@ -93,7 +94,7 @@ class Spool:
                 start = gone.head
 
 
-class Forwarder(Spool):
+class Forwarder(LinkSpool):
     """One direction of a link. `step` does what is due; `start` lets a thread do so all the time."""
 
     def __init__(self, name: str, link: Link, spool: Log, inbox_of: Callable[[str], Log]) -> None:
@@ -127,7 +128,7 @@ class Forwarder(Spool):
         self.spool.close()
 
     def append(self, sending: Sending) -> int | None:
-        """Take posts over."""
+        """Take messages over."""
         position = super().append(sending)
         self._wake.set()
         return position
@@ -185,7 +186,7 @@ class Forwarder(Spool):
 
     def _pieces(self, sending: Sending) -> list[_Piece]:
         """What has not arrived of an entry; if all has, a piece of nothing, so that the entry ends all the same."""
-        every = posts(sending.posts)
+        every = messages(sending.messages)
         arrived = self._inbox_of(sending.destination).counter(sending.writer, Lane.CONTROL)
         first = min(max(arrived - number(sending.counter, -1), 0), len(every))
         if self._taken == self.done:
@@ -196,8 +197,8 @@ class Forwarder(Spool):
 
     def _deliver(self, piece: _Piece) -> None:
         writer, counter = piece.sending.writer, number(piece.sending.counter, piece.place)
-        if piece.posts:
-            blob, count = encode_posts(piece.posts), len(piece.posts)
+        if piece.messages:
+            blob, count = encode_messages(piece.messages), len(piece.messages)
             inbox = self._inbox_of(piece.sending.destination)
             inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
         self.sent += piece.cost
@@ -231,27 +232,27 @@ class Forwarder(Spool):
 class _Piece(NamedTuple):
     sending: Sending
     place: int
-    posts: list[Message]
+    messages: list[Content]
     size: int
     cost: int = 0
     due_us: int = 0
 
 
-def size_of(posts: list[Message]) -> int:
-    """Bytes of posts: of their bodies, for the rest is how they lie in logs here."""
-    return sum(len(body) for _, _, body in posts)
+def size_of(messages: list[Content]) -> int:
+    """Bytes of messages: of their bodies, for the rest is how they lie in logs here."""
+    return sum(len(body) for _, _, body in messages)
 
 
-def _grouped(posts: list[Message], limit: int | None) -> list[list[Message]]:
-    """As few groups as the limit allows, each of one post at least; one group of nothing if there is none."""
-    groups: list[list[Message]] = [[]]
+def _grouped(messages: list[Content], limit: int | None) -> list[list[Content]]:
+    """As few groups as the limit allows, each of one message at least; one group of nothing if there is none."""
+    groups: list[list[Content]] = [[]]
     size = 0
-    for post in posts:
-        size += len(post[2])
+    for message in messages:
+        size += len(message[2])
         if groups[-1] and limit is not None and size > limit:
             groups.append([])
-            size = len(post[2])
-        groups[-1].append(post)
+            size = len(message[2])
+        groups[-1].append(message)
     return groups
 
 

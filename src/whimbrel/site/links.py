@@ -1,9 +1,9 @@
-"""The links between sites: which way posts go, what they cost, and which links are cut.
+"""The links between sites: which way messages go, what they cost, and which links are cut.
 
     same site, or an ideal link     directly into the inbox
     any other link, or a cut one    through the spool of a forwarder, one for each direction
 
-Posts of one instance to another never overtake each other: as long as some are in a spool, those behind them go
+Messages of one instance to another never overtake each other: as long as some are in a spool, those behind them go
 through the same spool, though one of the two may run at another site by now, or the link be mended. Where each site is
 a process, that spool's forwarder may run in another one; it finds what is appended here.
 The gateway has no site: what it writes takes no link.
@@ -22,8 +22,8 @@ from random import Random
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
-from whimbrel.log.codec import posts
-from whimbrel.site.forwarder import Forwarder, Sending, Spool, number, size_of
+from whimbrel.log.codec import messages
+from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, number, size_of
 from whimbrel.site.status import LinkStatus
 
 Pair = tuple[str, str]
@@ -87,8 +87,8 @@ class Links:
         self._site_of, self._inbox_of = site_of, inbox_of
         self._forwarders: dict[Pair, Forwarder] = {}
         self._direct: Counter[Pair] = Counter()
-        self._last: dict[Pair, tuple[Spool, float]] = {}
-        """By source and destination instance: the spool their posts went to last, and where in it they end."""
+        self._last: dict[Pair, tuple[LinkSpool, float]] = {}
+        """By source and destination instance: the spool their messages went to last, and where in it they end."""
         self._lock = threading.Lock()
         self._running = False
         for pair, link in self._links.items():
@@ -110,14 +110,14 @@ class Links:
         """The link between two places, which may be the same."""
         return self._links.get((origin, target), Link())
 
-    # ── The way of posts ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── The way of messages ─────────────────────────────────────────────────────────────────────────────────────────
 
     def inbox(self, source: str, destination: str) -> LinkedInbox:
         """The control lane of an instance's inbox, as another instance writes to it."""
         return LinkedInbox(self, source, destination)
 
-    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
-        """Append posts of an instance to another one's inbox, now or when the link has let them through."""
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
+        """Append messages of an instance to another one's inbox, now or when the link has let them through."""
         pair = (self._site_of(source), self._site_of(destination))
         way = self._way(source, destination, pair)
         if way is None:
@@ -127,7 +127,7 @@ class Links:
             at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
             if at is not None and pair[0] != pair[1]:
                 with self._lock:
-                    self._direct[pair] += size_of(posts(blob))
+                    self._direct[pair] += size_of(messages(blob))
             return at
         # An append that raises may have happened all the same.
         self._last[source, destination] = way, math.inf
@@ -135,7 +135,7 @@ class Links:
         self._last[source, destination] = way, way.tail()
         return at
 
-    def _way(self, source: str, destination: str, pair: Pair) -> Spool | None:
+    def _way(self, source: str, destination: str, pair: Pair) -> LinkSpool | None:
         last, end = self._last.get((source, destination), (None, 0))
         if last is not None and last.done < end:
             return last
@@ -146,9 +146,9 @@ class Links:
         """An instance comes here: find what it has under way on links that begin elsewhere."""
         for pair in self._links:
             if pair[0] not in self._here and self._spool(pair).exists():
-                self._note(Spool(EmbeddedLog(self._spool(pair), durable=self._durable)), instance)
+                self._note(LinkSpool(EmbeddedLog(self._spool(pair), durable=self._durable)), instance)
 
-    def _note(self, spool: Spool, source: str | None = None) -> None:
+    def _note(self, spool: LinkSpool, source: str | None = None) -> None:
         for position, sending in spool.sendings():
             if source in (None, sending.source):
                 self._last[sending.source, sending.destination] = spool, position + 1
@@ -222,7 +222,8 @@ class Links:
 
 
 class LinkedInbox:
-    """An inbox at the far end of a link, if there is one between: for posts, so its only lane is the control lane."""
+    """An inbox at the far end of a link, if there is one between: for messages, so its only lane is the control
+    lane."""
 
     def __init__(self, links: Links, source: str, destination: str) -> None:
         self._links, self._source, self._destination = links, source, destination
@@ -230,4 +231,4 @@ class LinkedInbox:
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
     ) -> int | None:
-        return self._links.post(self._source, self._destination, blob, count, writer, counter)
+        return self._links.send(self._source, self._destination, blob, count, writer, counter)

@@ -229,9 +229,9 @@ class Site:
 
     # ── Links ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def post(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
-        """Append posts to an instance's inbox, behind all that an instance here has posted to it."""
-        self.links.post(source, destination, blob, count, writer, counter)
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
+        """Append messages to an instance's inbox, behind all that an instance here has sent to it."""
+        self.links.send(source, destination, blob, count, writer, counter)
 
     def carry(self, to: str, size: int) -> float:
         """How many seconds a checkpoint of so many bytes takes from here to another site."""

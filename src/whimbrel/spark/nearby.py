@@ -3,7 +3,7 @@
 Between Spark's Python workers, its JVM and the driver a byte is copied, converted and taken for text many times over. A
 file is written once and read once, and what travels is its name. Whoever cannot leave one sends the blob itself.
 
-    bundles, posts     for the rest of the batch: the sink sweeps them away when it has them all
+    bundles, messages     for the rest of the batch: the sink sweeps them away when it has them all
     deltas             for as long as a worker may lack them, beside the state store, under names of their own
 """
 

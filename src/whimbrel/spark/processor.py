@@ -2,8 +2,8 @@
 
 Stands between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
 bring the group's instance up to what the state store says, apply, store what changed. What comes out is a few rows a
-group, whatever the number of records: one with all results and notices, one for each inbox that it has posts for. What
-is large is left nearby, and its row has the file's name.
+group, whatever the number of records: one with all results and notices, one for each inbox that it has messages for.
+What is large is left nearby, and its row has the file's name.
 
 The worker keeps decoded instances between batches; stored.py says why that is safe.
 """
@@ -27,9 +27,9 @@ from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.shipping import Shipment, unship
 from whimbrel.spark.stored import Head, StoredPart
 
-OUTGOING, POSTS, HURRY = range(3)
-"""The `_kind` of a row: results and notices, or posts to one destination (kind, bin and body of each, in their order),
-or only that the part hurries."""
+OUTGOING, MESSAGES, URGENT = range(3)
+"""The `_kind` of a row: results and notices, or messages to one destination (kind, bin and body of each, in their
+order), or only that the part hurries."""
 DDL = "_part int, _kind int, _to string, _count int, _body binary, _file string"
 
 
@@ -66,13 +66,13 @@ class GroupProcessor(StatefulProcessor):
         try:
             bundles = [(row._order, self._nearby.blob(row._bundle, row._file)) for row in rows]
             emissions, instance = self._apply(part, bundles)
-            outgoing, posts = encoded(emissions, part, instance.table.state_bytes)
+            outgoing, messages = encoded(emissions, part, instance.table.state_bytes)
             if outgoing is not None:
                 yield self._row(part, OUTGOING, "", len(emissions.results), outgoing)
-            for to, ours in posts.items():
-                yield self._row(part, POSTS, to, len(ours), wire.encode(ours))
-            if instance.hurries:
-                yield self._row(part, HURRY, "", 0, b"")
+            for to, ours in messages.items():
+                yield self._row(part, MESSAGES, to, len(ours), wire.encode(ours))
+            if instance.is_urgent:
+                yield self._row(part, URGENT, "", 0, b"")
         finally:
             gc.enable()
 

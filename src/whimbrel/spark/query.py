@@ -37,7 +37,7 @@ from whimbrel.core.operator import Operator, takes_context
 from whimbrel.core.record import Kind, Said
 from whimbrel.log import Appendable, Lane, Log
 from whimbrel.log.carrier import last_said
-from whimbrel.log.codec import encode_posts
+from whimbrel.log.codec import encode_messages
 from whimbrel.log.disk import is_full
 from whimbrel.log.readers import INSTANCE, LANES, is_drained
 from whimbrel.spark.bundle import DDL, bundle_batches
@@ -96,7 +96,7 @@ def translated() -> Iterator[None]:
 
 
 class StageQuery:
-    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its posts go to."""
+    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its messages go to."""
 
     processor_type: ClassVar[type[GroupProcessor]] = GroupProcessor
 
@@ -134,14 +134,14 @@ class StageQuery:
             shutil.rmtree(self.checkpoint, ignore_errors=True)
         saved.settle()
         self._signals.clear()
-        self._nudge()  # before Spark starts it: what fails here leaves no query behind that nobody holds
+        self._wake_up()  # before Spark starts it: what fails here leaves no query behind that nobody holds
         self._reset(saved)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
-        hurry, nearby = self._signals.hurry, Nearby(self._nearby.name)
+        urge, nearby = self._signals.urge, Nearby(self._nearby.name)
         name = type(self.spec.operator).__name__
         synced = saved.sync if self._durable else lambda: None
-        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, hurry, nearby, saved.range, name, synced)
+        sink = Sink(writer, self._outbox, self._inbox_of, self._appended, urge, nearby, saved.range, name, synced)
         with _starting:
             # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
@@ -172,7 +172,7 @@ class StageQuery:
 
         A record that means nothing is put into the inbox, so that there is a batch to do.
         """
-        wanted = self._nudge()
+        wanted = self._wake_up()
         deadline = time.monotonic() + timeout
         inbox = open_log(self._inbox)
         while (inbox.committed(INSTANCE, Lane.CONTROL) or 0) < wanted:
@@ -182,10 +182,10 @@ class StageQuery:
                 raise Unavailable(f"instance {self.spec.name} did no batch within {timeout:.0f} s")
             time.sleep(0.05)
 
-    def _nudge(self) -> int:
+    def _wake_up(self) -> int:
         """Give it a batch to do, which also says that it was started; return where the control lane ends then."""
         log = open_log(self._inbox, self._durable)
-        blob = encode_posts([(Kind.NUDGE, EVERY_BIN, b"")])
+        blob = encode_messages([(Kind.WAKE, EVERY_BIN, b"")])
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         return log.tail(Lane.CONTROL)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from whimbrel.log.private import make_file
 
-HALT, HURRY = "halt", "hurry"
+HALT, URGENT = "halt", "urgent"
 
 
 class Signals:
@@ -26,15 +26,15 @@ class Signals:
     def clear(self) -> None:
         """Set nothing: a reader is about to start."""
         self.halt(False)
-        self.hurry(False)
+        self.urge(False)
 
     def halt(self, halts: bool) -> None:
         """Let the reader read nothing more, or read on."""
         self._set(HALT, halts)
 
-    def hurry(self, hurries: bool) -> None:
+    def urge(self, is_urgent: bool) -> None:
         """Let what comes through the control lane begin a batch at once, or no more."""
-        self._set(HURRY, hurries)
+        self._set(URGENT, is_urgent)
 
     @property
     def halts(self) -> bool:
@@ -42,9 +42,9 @@ class Signals:
         return self._is_set(HALT)
 
     @property
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether what comes through the control lane begins a batch at once."""
-        return self._is_set(HURRY)
+        return self._is_set(URGENT)
 
     def _set(self, name: str, is_set: bool) -> None:
         if is_set:

@@ -16,7 +16,7 @@ from whimbrel.log import Appendable, Log
 from whimbrel.log.carrier import Carrier
 from whimbrel.log.readers import Offset
 from whimbrel.spark.nearby import NOWHERE, Nearby
-from whimbrel.spark.processor import HURRY, OUTGOING, POSTS
+from whimbrel.spark.processor import MESSAGES, OUTGOING, URGENT
 
 Ranges = Callable[[int], tuple[Offset, Offset]]
 """By batch id: from where to where a batch goes in its inbox. The start is empty if nobody knows."""
@@ -31,35 +31,35 @@ class Sink:
         outbox: Log,
         inbox_of: Callable[[str], Appendable],
         appended: Callable[[], None] = lambda: None,
-        hurry: Callable[[bool], None] = lambda hurries: None,
+        urge: Callable[[bool], None] = lambda is_urgent: None,
         nearby: Nearby = NOWHERE,
         ranges: Ranges = lambda batch_id: ({}, {}),
         operator: str = "the operator",
         synced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`appended` is called after each batch that said something, `hurry` with whether any of its parts hurries.
+        """`appended` is called after each batch that said something, `urge` with whether any of its parts hurries.
         `nearby`: where workers leave what is large. `operator`: its name, for errors. `synced` is called before
         anything is appended: it makes what the checkpoint has of the batch survive a power failure, if asked."""
         self._carrier = Carrier(writer, outbox, inbox_of, operator)
         self._ranges, self._synced = ranges, synced
-        self._appended, self._hurry = appended, hurry
+        self._appended, self._urge = appended, urge
         self._nearby = nearby
-        self._hurrying: set[int] = set()
+        self._urgent: set[int] = set()
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
         """Carry out one batch. May be called again with the same batch and id."""
         rows = self._rows(batch)
         start, end = self._ranges(batch_id)
         self._synced()
-        posts: dict[str, list[bytes]] = {}
+        messages: dict[str, list[bytes]] = {}
         for row in rows:
-            if row._kind == POSTS:
-                posts.setdefault(row._to, []).append(row._body)
+            if row._kind == MESSAGES:
+                messages.setdefault(row._to, []).append(row._body)
         outgoing = [row for row in rows if row._kind == OUTGOING]
         count = sum(row._count for row in outgoing)
-        self._carrier.carry(batch_id, start, end, [row._body for row in outgoing], count, posts)
+        self._carrier.carry(batch_id, start, end, [row._body for row in outgoing], count, messages)
         if rows:
-            self._note_hurry(rows)
+            self._note_urgent(rows)
             self._appended()
 
     def _rows(self, batch: DataFrame) -> list[Any]:
@@ -70,9 +70,9 @@ class Sink:
         self._nearby.sweep()  # Spark repeats a batch from its source on
         return sorted(rows, key=lambda row: row._part)
 
-    def _note_hurry(self, rows: Sequence[Any]) -> None:
+    def _note_urgent(self, rows: Sequence[Any]) -> None:
         """Parts of which a batch says nothing are as they were."""
-        before = self._hurrying
-        self._hurrying = before - {row._part for row in rows} | {row._part for row in rows if row._kind == HURRY}
-        if bool(self._hurrying) != bool(before):
-            self._hurry(bool(self._hurrying))
+        before = self._urgent
+        self._urgent = before - {row._part for row in rows} | {row._part for row in rows if row._kind == URGENT}
+        if bool(self._urgent) != bool(before):
+            self._urge(bool(self._urgent))

@@ -183,7 +183,7 @@ class InboxReader(DataSourceStreamReader):
             now = time.monotonic()
             if now >= due and any(log.tail(lane) > start[name] for name, lane in LANES.items()):
                 return True
-            if self._signals.hurries and log.backlog(start["control"], Lane.CONTROL):
+            if self._signals.is_urgent and log.backlog(start["control"], Lane.CONTROL):
                 return True
             if now >= max(due, end):
                 return False
@@ -232,7 +232,7 @@ def placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
     batch = batch.append_column(PLACE[0], lanes).append_column(PLACE[1], offsets)
     if batch.schema.equals(schema):
         return batch.replace_schema_metadata(None)
-    # Posts have no user columns, and entries from before a column was added lack that one.
+    # Messages have no user columns, and entries from before a column was added lack that one.
     columns = [_column(batch, field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

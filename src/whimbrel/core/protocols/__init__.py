@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from whimbrel.core.errors import UnknownName
+from typing import Any
+
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.protocols.fetch import FETCH
 from whimbrel.core.protocols.fluid import FLUID
 from whimbrel.core.protocols.live import LIVE
@@ -17,9 +19,27 @@ PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol for protocol in (LIVE, PUSH, FETCH, PAUSE, FLUID, REPLICATE, RESTART, RESTORE)
 }
 
+SIZES = frozenset({"budget", "chunk"})
+"""What every order may choose."""
+
 
 def protocol_named(name: str) -> Protocol:
     """The protocol of that name, or a clear error."""
     if name not in PROTOCOLS:
         raise UnknownName("protocol", name, list(PROTOCOLS))
     return PROTOCOLS[name]
+
+
+def check_options(protocol: Protocol, options: dict[str, Any]) -> None:
+    """Raise `Refused` if an order chooses what its protocol does not let it, or what makes no sense."""
+    allowed = SIZES | protocol.choices
+    for name, value in options.items():
+        if name not in allowed:
+            raise UnknownName(f"option of {protocol.name}", name, sorted(allowed))
+        if name in ("plan", "standby"):
+            continue
+        if name == "order":
+            if value not in ("arrival", "key"):
+                raise UnknownName("order", value, ["arrival", "key"])
+        elif value < 1:
+            raise Refused(f"{name} must be at least 1, not {value}: nothing would ever travel")

@@ -23,5 +23,6 @@ If one dies  as for `push`: questions and parcels lie in the inboxes until their
 from __future__ import annotations
 
 from whimbrel.core.protocols.switching import switching
+from whimbrel.core.record import FetchOptions
 
-FETCH = switching("fetch", moving="fetching", settling="settling", order="demand", options=frozenset({"split", "step"}))
+FETCH = switching("fetch", moving="fetching", settling="settling", options=FetchOptions())

@@ -36,8 +36,8 @@ FLUID = handover(
     preparing="holding",
     committing="releasing",
     undoing="resuming",
-    routing="hold",
-    options=frozenset({"plan", "step"}),
+    hold=True,
+    choices=frozenset({"plan", "step"}),
 )
 
 STEP = 64

@@ -26,12 +26,12 @@ from whimbrel.core.protocols.machine import (
     late,
     undone,
 )
-from whimbrel.core.record import Aborted, Left, Opened, Ready, Rejected, Routing
+from whimbrel.core.record import Aborted, HandoverOptions, Left, Opened, Ready, Rejected
 from whimbrel.core.router import Abort, Begin
 
 
 def handover(
-    name: str, *, preparing: str, committing: str, undoing: str, routing: Routing, options: frozenset[str] = frozenset()
+    name: str, *, preparing: str, committing: str, undoing: str, hold: bool, choices: frozenset[str] = frozenset()
 ) -> Protocol:
     """A protocol of this shape, with its own words for the three phases."""
 
@@ -70,6 +70,6 @@ def handover(
             undoing: lambda migration: [Abort(migration.move)],
             ABORTED: forget,
         },
-        routing=routing,
-        options=options,
+        options=HandoverOptions(hold),
+        choices=choices,
     )

@@ -21,4 +21,4 @@ from __future__ import annotations
 
 from whimbrel.core.protocols.handover import handover
 
-LIVE = handover("live", preparing="copying", committing="cutting", undoing="aborting", routing="dual")
+LIVE = handover("live", preparing="copying", committing="cutting", undoing="aborting", hold=False)

@@ -22,15 +22,15 @@ from whimbrel.core.errors import UnknownEvent
 from whimbrel.core.record import (
     Aborted,
     Evicted,
+    HandoverOptions,
     Kind,
     Left,
     Move,
     Opened,
-    Order,
+    Options,
     Ready,
     Rejected,
     Report,
-    Routing,
     Unreadable,
     Warm,
 )
@@ -153,7 +153,7 @@ Command = (
 # ── A migration ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
+class StoryLine(msgspec.Struct, frozen=True, array_like=True):
     """One line of a story: in which phase what happened, and when."""
 
     phase: str
@@ -178,7 +178,7 @@ class Migration(msgspec.Struct):
     heard: dict[str, Heard] = {}
     """By notice and instance."""
     reason: str | None = None
-    story: list[Line] = []
+    story: list[StoryLine] = []
     keys: int = 0
     state_bytes: int = 0
     sent_bytes: int = 0
@@ -260,10 +260,12 @@ class Protocol(msgspec.Struct, frozen=True):
     name: str
     table: Table
     resume: dict[str, Callable[[Migration], list[Command]]]
-    routing: Routing = "dual"
-    order: Order = "key"
-    options: frozenset[str] = frozenset()
-    """What an order may set beside budget and chunk: fields of `Move`."""
+    options: Options = HandoverOptions()
+    """Those of its moves, unless an order chooses others."""
+    choices: frozenset[str] = frozenset()
+    """What an order may choose beside budget and chunk: fields of `options`, and how `fluid` cuts a move."""
+    copies: frozenset[str] = frozenset()
+    """Phases in which it is only a copy, which ends when its keys move in another way."""
 
 
 def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:
@@ -378,7 +380,7 @@ def _note(migration: Migration, told: str, now_us: int) -> None:
     """Add a line to a story. What comes again and again, like a refusal at each start of a site, does not make it
     longer than `MOST_LINES`: then one goes out of the middle, but none that ends a phase."""
     story = migration.story
-    story.append(Line(migration.phase, told, now_us))
+    story.append(StoryLine(migration.phase, told, now_us))
     if len(story) > MOST_LINES:
         later = range(MOST_LINES // 2, len(story) - 1)
         within = next((place for place in later if story[place].phase == story[place + 1].phase), None)

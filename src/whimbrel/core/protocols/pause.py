@@ -23,4 +23,4 @@ from __future__ import annotations
 
 from whimbrel.core.protocols.handover import handover
 
-PAUSE = handover("pause", preparing="holding", committing="releasing", undoing="resuming", routing="hold")
+PAUSE = handover("pause", preparing="holding", committing="releasing", undoing="resuming", hold=True)

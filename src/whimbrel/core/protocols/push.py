@@ -26,5 +26,6 @@ If one dies  its inbox keeps everything, and it goes on where its checkpoint sta
 from __future__ import annotations
 
 from whimbrel.core.protocols.switching import switching
+from whimbrel.core.record import PushOptions
 
-PUSH = switching("push", moving="pushing", settling="settling", order="arrival", options=frozenset({"order"}))
+PUSH = switching("push", moving="pushing", settling="settling", options=PushOptions())

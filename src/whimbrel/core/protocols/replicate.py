@@ -44,7 +44,7 @@ from whimbrel.core.protocols.machine import (
     undone,
 )
 from whimbrel.core.protocols.switching import announce, switch
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, ReplicateOptions, Warm
 
 COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
 
@@ -66,7 +66,12 @@ def warm(migration: Migration, event: Warm) -> Answer:
     """A part of the standby has a copy of everything."""
     if not migration.hear(event):
         return COPYING, []
-    return (STANDBY, []) if migration.move.standby else (SWITCHING, switch(migration))
+    return (STANDBY, []) if _waits(migration) else (SWITCHING, switch(migration))
+
+
+def _waits(migration: Migration) -> bool:
+    options = migration.move.options
+    return isinstance(options, ReplicateOptions) and options.standby
 
 
 def take_over(migration: Migration, event: Takeover) -> Answer:
@@ -117,9 +122,7 @@ REPLICATE = Protocol(
         CEASING: _cease,
         ABORTED: forget,
     },
-    routing="switch",
-    order="replica",
-    options=frozenset({"interval", "standby"}),
+    options=ReplicateOptions(),
+    choices=frozenset(ReplicateOptions.__struct_fields__),
+    copies=frozenset({COPYING, STANDBY}),
 )
-WAITING = (COPYING, STANDBY)
-"""Phases in which a standby is only a copy, and keeps nobody from moving the keys."""

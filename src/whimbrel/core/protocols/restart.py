@@ -44,6 +44,7 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
+from whimbrel.core.record import RestartOptions
 
 STOPPING, COPYING, STARTING, RETURNING = "stopping", "copying", "starting", "returning"
 
@@ -130,4 +131,5 @@ RESTART = Protocol(
     name="restart",
     table=TABLE,
     resume={STOPPING: _stop, COPYING: _copy, STARTING: _start_there, RETURNING: _start_here},
+    options=RestartOptions(),
 )

@@ -11,8 +11,8 @@
                           └───────Abandoned─▶ aborted ◀──┘ ◀────────Unreadable─────────┘
 
 Why it is right: a key's state as of a `seq` follows from its records up to there, whoever applied them. The newest
-version of a key reaches at least as far as its router's log has been trimmed, because routers trim no further than
-all owners have saved (saving.py). Nothing is trimmed after the fence: nobody owns the keys. What follows the version is
+version of a key reaches at least as far as its router's log has been trimmed, because routers trim no further than all
+owners have saved (increments.py). Nothing is trimmed after the fence: nobody owns the keys. What follows the version is
 in the log, and is applied again; what of it has been delivered is known to the gate, which from the fence on lets
 nothing older out.
 
@@ -22,7 +22,7 @@ they are. All others end here.
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the loss.
 Price        the keys give no result from the loss until the destination has caught up: the records since their last
-             saving are applied once more. Before that, savings: what changes, every few seconds.
+             increment are applied once more. Before that, increments: what changes, every few seconds.
 No return    when the routers are told to replay. Before it an abort leaves the keys with nobody, until they are
              restored with another order: to another site, or from an older checkpoint. That is why each attempt has
              an epoch of its own. A router that cannot read its log again says so (Unreadable) in place of replaying,
@@ -53,7 +53,7 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected, Unreadable
+from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected, RestoreOptions, Unreadable
 from whimbrel.core.router import Fence, Restore
 
 FENCING, LOADING, REPLAYING = "fencing", "loading", "replaying"
@@ -166,5 +166,5 @@ RESTORE = Protocol(
     name="restore",
     table=TABLE,
     resume={FENCING: _fence, LOADING: _load, REPLAYING: _replay, ABORTED: _call_off_again},
-    routing="replay",
+    options=RestoreOptions(),
 )

@@ -27,7 +27,7 @@ from whimbrel.core.protocols.machine import (
     hold_up,
     late,
 )
-from whimbrel.core.record import Kind, Left, Opened, Order, Ready, Rejected
+from whimbrel.core.record import Kind, Left, Opened, Ready, Rejected, SwitchOptions
 from whimbrel.core.router import Begin
 
 
@@ -42,7 +42,7 @@ def switch(migration: Migration) -> list[Command]:
     return [*announce(Kind.SWITCH, migration), Begin(migration.move)]
 
 
-def switching(name: str, *, moving: str, settling: str, order: Order, options: frozenset[str]) -> Protocol:
+def switching(name: str, *, moving: str, settling: str, options: SwitchOptions) -> Protocol:
     """A protocol of this shape, with its own words for the phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:
@@ -66,7 +66,6 @@ def switching(name: str, *, moving: str, settling: str, order: Order, options: f
         name=name,
         table=table,
         resume={moving: switch, settling: cut_over},
-        routing="switch",
-        order=order,
         options=options,
+        choices=frozenset(options.__struct_fields__),
     )

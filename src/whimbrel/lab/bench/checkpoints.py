@@ -2,7 +2,7 @@
 
 Two applications run side by side and are fed one at a time, so that both are warm and what the machine does meanwhile
 hits both alike. Of each turn a window of whole save periods is looked at, amid the flow: so the one with a store pays
-for exactly as many savings as fall due. Then nothing comes until all is done, and the other one has its turn.
+for exactly as many increments as fall due. Then nothing comes until all is done, and the other one has its turn.
 
     steady     records at a fixed rate: delivered a second; and how long micro-batches took, and how much the processors
                worked, a record
@@ -100,7 +100,7 @@ class Candidate:
             self.tap.filled
             and flow.outlet.delivered >= flow.gateway.sent
             and self.app.is_settled()
-            and (flow.savings is None or flow.gateway.has_saved)
+            and (flow.checkpointer is None or flow.gateway.has_saved)
         ):
             for error in self.app.gateway.errors():
                 raise error

@@ -4,7 +4,7 @@
 
 What is measured is only the move. Everything before it is there so that the move meets a stream that runs, with all its
 state, on a JVM that is warm. Before a restoration the source dies: in the middle of whatever it does, at any moment
-between two savings. It comes back when its keys are elsewhere, so that a zombie is part of every such run.
+between two increments. It comes back when its keys are elsewhere, so that a zombie is part of every such run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     spike: tuple[float, float] | None = None
     """From the order on: so many times the rate, for so many seconds."""
     save_every: float = 5.0
-    """With `restore`: seconds between two savings; only then there is a central store."""
+    """With `restore`: seconds between two increments; only then there is a central store."""
     outage: float = 0.0
     """With `restore`: seconds between the death of the source and the order."""
     before: float = 10.5
@@ -114,7 +114,7 @@ def check(setting: Setting) -> None:
     if setting.protocol not in (*PROTOCOLS, NO_MOVE):
         raise Refused(f"protocol {setting.protocol!r} is not there; this version has: {', '.join(PROTOCOLS)}")
     for option in setting.options:
-        if option not in {"budget", "chunk", *PROTOCOLS[setting.protocol].options}:
+        if option not in {"budget", "chunk", *PROTOCOLS[setting.protocol].choices}:
             raise Refused(f"protocol {setting.protocol!r} has no option {option!r}")
     if setting.keys < 1 or setting.rate <= 0 or not 0 < setting.share <= 1:
         raise Refused("a run needs at least one key, a rate above 0, and a share above 0 and up to 1")
@@ -196,7 +196,7 @@ def _interrupt(app: application.App, setting: Setting, show: Show) -> None:
     """Let the source die, once there is something to restore it from."""
     for _ in _until(lambda: bool(app.checkpoints(STAGE)), setting.patience, "there is a checkpoint"):
         show("waiting for a checkpoint")
-    _hold(random.uniform(0, setting.save_every), "some time after a saving", show)
+    _hold(random.uniform(0, setting.save_every), "some time after an increment", show)
     app.sites[SITES[0]].stop(SOURCE)
     _hold(setting.outage, "the source is dead", show)
 

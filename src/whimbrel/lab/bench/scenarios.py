@@ -68,7 +68,7 @@ SCENARIOS: dict[str, Scenario] = {
         about="the source dies at any moment; what does each record cost that is applied again elsewhere?",
         base=Setting(keys=1000, state_bytes=100),
         candidates=(Candidate("restore"),),
-        cells=tuple({"save_every": saving, "outage": outage} for saving in (2.0, 20.0) for outage in (1.0, 15.0)),
+        cells=tuple({"save_every": every, "outage": outage} for every in (2.0, 20.0) for outage in (1.0, 15.0)),
         published=known.RESTORATION,
     ),
     "thesis-e3": Scenario(

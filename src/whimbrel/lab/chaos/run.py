@@ -31,7 +31,7 @@ DEAD, LENIENT = 10.0, 60.0
 """Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has time
 to start again from its checkpoint, also on a busy machine; else it may find its keys restored elsewhere."""
 SAVE_EVERY = 3.0
-"""Seconds between two savings to the central store."""
+"""Seconds between two increments to the central store."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry
+from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.record import Emissions, Kind, Outgoing, Result
-from whimbrel.core.saving import STORE
 from whimbrel.lab.sim.job import Job, prepare
 from whimbrel.lab.sim.logs import PLAIN, as_record
 from whimbrel.log.carrier import Carrier, encoded, last_said
@@ -61,6 +61,27 @@ class Actor:
         raise NotImplementedError
 
 
+class Checkpoint:
+    """What Spark keeps of an instance at one site."""
+
+    def __init__(self, deltas: list[list[bytes]], at: tuple[int, int] = (0, 0), batch: int = 0) -> None:
+        self.deltas, self.at, self.batch = deltas, at, batch
+        self.plan: tuple[int, int] | None = None
+        """Up to where the batch goes that is planned and not committed."""
+        self._began: tuple[int, tuple[int, int] | None] = (batch, None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was planned since the checkpoint was brought here."""
+        return (self.batch, self.plan) != self._began
+
+    def copied(self) -> Checkpoint:
+        """The same at another site."""
+        other = Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch)
+        other.plan, other._began = self.plan, (self.batch, self.plan)
+        return other
+
+
 class InstanceActor(Actor):
     """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
 
@@ -69,18 +90,32 @@ class InstanceActor(Actor):
     def __init__(self, world: World, name: str, parts: int) -> None:
         super().__init__(world)
         self.name, self.count = name, parts
-        self.running = True
-        self.batch = 0
-        self.at = (0, 0)
-        self.plan: tuple[int, int] | None = None
-        self.deltas: list[list[bytes]] = [[] for _ in range(parts)]
+        self.running, self.site = True, world.sites[name]
+        self.checkpoints = {self.site: Checkpoint([[] for _ in range(parts)])}
+        """By site: what lies there."""
         self.spoken: list[Result] = []
         """All results that lie in its outbox, or ever did."""
         self.revive()
 
+    @property
+    def plan(self) -> tuple[int, int] | None:
+        """Up to where the batch goes that it has begun."""
+        return self.checkpoints[self.site].plan
+
+    def halt(self) -> None:
+        """It stops; what is in memory is gone."""
+        self.running = False
+        self.revive()
+
+    def start(self, site: str) -> None:
+        """It goes on from what lies at a site."""
+        self.running, self.site = True, site
+        self.revive()
+
     def revive(self) -> None:
+        self.kept = self.checkpoints[self.site]
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
-        for part, deltas in zip(self.parts, self.deltas, strict=True):
+        for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
             part.load(deltas)
         # A start is a record, as the real host makes it.
         self.is_starting = any(part.incoming.has_refused for part in self.parts)
@@ -92,7 +127,7 @@ class InstanceActor(Actor):
         )
 
     def inbox_of(self, name: str) -> Appendable:
-        """Where posts go."""
+        """Where messages go."""
         return self.world.spools[self.name] if name == STORE else self.world.inboxes[name]
 
     def work(self) -> bool:
@@ -107,22 +142,22 @@ class InstanceActor(Actor):
         inbox, rng = self.world.inboxes[self.name], self.world.random
         if self.is_starting:
             number = inbox.counter("start", Lane.CONTROL) + 1
-            nudge: Any = (as_record(Kind.NUDGE, EVERY_BIN, b""),)
-            inbox.append(nudge, count=1, writer="start", counter=number, lane=Lane.CONTROL)
+            wake: Any = (as_record(Kind.WAKE, EVERY_BIN, b""),)
+            inbox.append(wake, count=1, writer="start", counter=number, lane=Lane.CONTROL)
             self.is_starting = False
-        if self.plan is None:
+        if self.kept.plan is None:
             ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
-            if ends == self.at:
+            if ends == self.kept.at:
                 return False
-            self.plan = (rng.randint(self.at[0], ends[0]), rng.randint(self.at[1], ends[1]))
-            if self.plan == self.at:
-                self.plan = None
+            self.kept.plan = (rng.randint(self.kept.at[0], ends[0]), rng.randint(self.kept.at[1], ends[1]))
+            if self.kept.plan == self.kept.at:
+                self.kept.plan = None
                 return True
         self.world.maybe_die()
         rows = [
             row
             for lane in (Lane.CONTROL, Lane.DATA)
-            for entry in inbox.read(self.at[lane], self.plan[lane], lane)
+            for entry in inbox.read(self.kept.at[lane], self.kept.plan[lane], lane)
             for record in PLAIN.records(entry)
             for row in prepare(record)
         ]
@@ -140,36 +175,37 @@ class InstanceActor(Actor):
         return True
 
     def _write(self, out: list[Emissions]) -> None:
-        assert self.plan is not None
+        assert self.kept.plan is not None
         outgoing: list[bytes] = []
-        posts: dict[str, list[bytes]] = {}
+        messages: dict[str, list[bytes]] = {}
         for number, (part, emissions) in enumerate(zip(self.parts, out, strict=True)):
-            said, posted = encoded(emissions, number, part.table.state_bytes)
+            said, sent = encoded(emissions, number, part.table.state_bytes)
             outgoing += [] if said is None else [said]
-            for to, ours in posted.items():
-                posts.setdefault(to, []).append(wire.encode(ours))
-        start, end = (dict(zip(LANES, at, strict=True)) for at in (self.at, self.plan))
+            for to, ours in sent.items():
+                messages.setdefault(to, []).append(wire.encode(ours))
+        start, end = (dict(zip(LANES, at, strict=True)) for at in (self.kept.at, self.kept.plan))
         results = [result for emissions in out for result in emissions.results]
         before = self.world.outboxes[self.name].counter(self.name)
         try:
-            self.carrier.carry(self.batch, start, end, outgoing, len(results), posts)
+            self.carrier.carry(self.kept.batch, start, end, outgoing, len(results), messages)
         finally:
             if self.world.outboxes[self.name].counter(self.name) > before:
                 self.spoken += results
         self.world.maybe_die()
 
     def _commit(self, called: list[bool]) -> None:
-        assert self.plan is not None
-        for part, kept, was_called in zip(self.parts, self.deltas, called, strict=True):
+        assert self.kept.plan is not None
+        for part, blobs, was_called in zip(self.parts, self.kept.deltas, called, strict=True):
             limit = self.world.random.choice([30, 1 << 20])
             if was_called:
-                kept += part.deltas(limit)
-                if len(kept) > 16:
-                    kept[:] = part.snapshot(limit)
-        self.at, self.plan, self.batch = self.plan, None, self.batch + 1
+                blobs += part.deltas(limit)
+                if len(blobs) > 16:
+                    blobs[:] = part.snapshot(limit)
+        kept = self.kept
+        kept.at, kept.plan, kept.batch = self.kept.plan, None, kept.batch + 1
         inbox = self.world.inboxes[self.name]
-        inbox.trim(self.at[0], Lane.DATA)
-        inbox.trim(self.at[1], Lane.CONTROL)
+        inbox.trim(self.kept.at[0], Lane.DATA)
+        inbox.trim(self.kept.at[1], Lane.CONTROL)
 
     def haunt(self) -> bool:
         """A zombie of this instance, thought dead, writes an old batch's results once more, under another name."""

@@ -62,7 +62,7 @@ class Invariants:
             self.shared = _shared(whole)
         if not self.shared or not self.world.coordinator.alive:
             return
-        unsettled = list(self.world.coordinator.coordinator.unsettled())
+        unsettled = list(self.world.coordinator.coordinator.open.values())
         for key, names in self.shared.items():
             concerned = [migration for migration in unsettled if key in migration.move.selection]
             ends = [{m.move.source, m.move.destination} for m in concerned if not m.is_over and not m.move.switch]
@@ -104,7 +104,7 @@ def check_end(world: World) -> None:
     """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
     gone = {name for name, actor in world.instances.items() if actor.gone}
     unsettled = [
-        m for m in world.coordinator.coordinator.unsettled() if not m.is_over or m.move.destination not in gone
+        m for m in world.coordinator.coordinator.open.values() if not m.is_over or m.move.destination not in gone
     ]
     if unsettled:
         raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
@@ -152,18 +152,18 @@ def _check_taken_in(gateway: GatewayActor) -> None:
 def _check_store(world: World, expected: Oracle) -> None:
     """Every version is its key's state as of its seq, and the newest reaches as far as everything is covered."""
     for version in world.store.whole():
-        luggage = version.unpacked()
-        state = msgspec.msgpack.decode(luggage.state, type=Job.State)
+        key_state = version.unpacked()
+        state = msgspec.msgpack.decode(key_state.state, type=Job.State)
         past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
-        if not past or past[-1] != (state, luggage.timers):
+        if not past or past[-1] != (state, key_state.timers):
             raise Violation("wrong", f"{version.key} was never saved as {state} at {version.seq}")
     newest = world.store.newest(EVERYTHING) if world.saves else {}
     for gateway in world.gateways.values() if world.saves else ():
-        covered = gateway.covered()
+        horizon = gateway.horizon()
         for key in gateway.mine:
-            due = [seq for seq, _, _ in expected.past[key] if seq <= covered]
+            due = [seq for seq, _, _ in expected.past[key] if seq <= horizon]
             if due and (key not in newest or newest[key].seq < due[-1]):
-                raise Violation("lost", f"{key} is covered up to {covered}, but no version of it has {due[-1]}")
+                raise Violation("lost", f"{key} is covered up to {horizon}, but no version of it has {due[-1]}")
 
 
 def _compare(key: str, got: list[Any], expected: list[Any]) -> None:

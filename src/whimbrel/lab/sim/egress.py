@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Corrupt, Retry
 from whimbrel.core.gate import Gate
-from whimbrel.core.record import Closed, Move, Parked, Result, Saved
+from whimbrel.core.record import Checkpointed, Closed, Move, Parked, Result
 from whimbrel.egress.outlet import Outlet, Word
 from whimbrel.egress.sinks import Mark, Unfit
 from whimbrel.lab.sim.actors import Actor
@@ -158,11 +158,11 @@ class OutletActor(Actor):
         world.maybe_stumble()
         if isinstance(notice, Parked):
             self.letters.append(notice, count=1, writer="outlet", counter=number)
-        elif isinstance(notice, Saved):
+        elif isinstance(notice, Checkpointed):
             world.spools[notice.instance].confirm(notice, world.now_us)
         else:
             assert not isinstance(notice, Closed | Unfit)
             if not world.coordinator.alive:
                 raise Retry("the coordinator is away")
-            world.coordinator.hear(notice.move, notice)
+            world.coordinator.hear(notice)
         world.maybe_stumble()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from whimbrel.core.errors import Retry
-from whimbrel.core.record import Save
+from whimbrel.core.record import Barrier
 from whimbrel.core.router import Command, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.lab.sim.actors import Actor, Died
@@ -103,17 +103,17 @@ class GatewayActor(Actor):
             self.world.maybe_stumble()
             self.gateway.saved(blob)
 
-    def covered(self) -> int:
+    def horizon(self) -> int:
         """Up to where everything that came in is in the store."""
-        return self.gateway.covered()
+        return self.gateway.horizon()
 
     def _choose(self) -> None:
         """What comes next: an order to save, a tick, or records. It is given again until it is known to be there."""
         rng = self.world.random
         self.left -= 1
         if self.world.saves and rng.random() < 0.25:
-            save = Save(-1, rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
-            self.giving = lambda: self.gateway.order_saving(self.ingress.counter("savings") + 1, save)
+            save = Barrier(-1, rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
+            self.giving = lambda: self.gateway.order_checkpoint(self.ingress.counter("increments") + 1, save)
         elif rng.random() < 0.25:
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
         else:
@@ -122,7 +122,7 @@ class GatewayActor(Actor):
             self.giving = lambda: self._ingest(events)
 
     def _ingest(self, events: list[Event]) -> None:
-        moving = [move for move in self.gateway.router.moving.values() if move.routing == "dual"]
+        moving = [move for move in self.gateway.router.moving.values() if move.is_dual]
         self.world.tally["records doubled"] += any(key in move.selection for move in moving for key, _, _ in events)
         # A record's columns are a sequence; the job's events are one number each.
         self.gateway.ingest(events, "devices", len(self.acknowledged))  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ PLAIN = PlainCodec()
 
 
 def as_record(kind: int, bin: int, body: bytes) -> Record:
-    """A post as it comes out of the control lane it was sent to."""
+    """A message as it comes out of the control lane it was sent to."""
     return Record(0, kind, bin, "", -1, 0, "", 0, 0, body)
 
 
@@ -65,11 +65,11 @@ class SimLog(MemoryLog):
 
 
 class Inbox(SimLog):
-    """Takes posts in as well; what they carry may have been damaged on the way."""
+    """Takes messages in as well; what they carry may have been damaged on the way."""
 
-    def encode(self, posts: Sequence[View]) -> Any:
-        """The entry that posts become."""
-        return tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in posts)
+    def encode(self, messages: Sequence[View]) -> Any:
+        """The entry that messages become."""
+        return tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
         if position is not None and writer.startswith("gateway") and "/" in writer:

@@ -1,42 +1,37 @@
-"""The actor that gives the orders: hosts the coordinator as the orchestrator does, journal before deed."""
+"""The actor that gives the orders: drives the product's own decisions and deeds, over a journal and ports that fail."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, Retry
-from whimbrel.core.keys import EVERY_BIN, EVERYTHING, Selection, bin_of
-from whimbrel.core.protocols import PROTOCOLS, machine
-from whimbrel.core.protocols.machine import (
-    Abandoned,
-    Command,
-    Copied,
-    Failed,
-    Fenced,
-    Loaded,
-    Migration,
-    Started,
-    Stopped,
-    Takeover,
-)
-from whimbrel.core.protocols.restore import FENCING, LOADING
-from whimbrel.core.record import Kind, Post
+from whimbrel.core.errors import Refused, Retry, Unavailable, Unstarted
+from whimbrel.core.keys import EVERYTHING, Selection, bin_of
+from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core.protocols.machine import Abandoned, Command, Loaded, Migration, Takeover
+from whimbrel.core.record import Move, Report
 from whimbrel.core.restoration import loads
-from whimbrel.core.retired import Retired, retirement
-from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, RouteTable
-from whimbrel.lab.sim.actors import Actor
+from whimbrel.core.router import Command as RouterCommand
+from whimbrel.core.router import RouteTable
+from whimbrel.lab.sim.actors import Actor, Died
 from whimbrel.log.contract import Lane
+from whimbrel.orchestrator.decisions import Decisions, Order, Place, RestoreOrder
+from whimbrel.orchestrator.deeds import Deeds
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
+STAGE = "stage"
+PATIENCE = 1e9
+"""Seconds until a migration is abandoned: the actor does so by chance instead."""
 MIXED = "mixed"
 """In place of a protocol: any of them, anew for each migration, so that they meet."""
 RESTORE = "restore"
 """Instances are lost while keys move in any way."""
-MOVING = sorted(name for name, protocol in PROTOCOLS.items() if protocol.routing != "replay")
+MOVING = sorted(name for name, protocol in PROTOCOLS.items() if name != RESTORE)
 
 OPTIONS: dict[str, list[Any]] = {
     "budget": [1, 150, 1 << 20],
@@ -50,6 +45,135 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
+class Journal:
+    """Migrations as they were last written, and snapshots. A write may fail, and has not happened then; its writer may
+    die before it and after it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.blobs: dict[str, bytes] = {}
+        self.snapshots: dict[str, bytes] = {}
+        self.forgotten: list[Migration] = []
+        """The orchestrator has no such thing, the checks have."""
+
+    def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
+        self._world.maybe_stumble(0.005)
+        self.blobs |= {migration.move.id: wire.pack(migration) for migration in migrations}
+        self._world.maybe_die(0.005)
+
+    def retire(self, gone: Sequence[Migration], name: str, blob: bytes) -> None:
+        self._world.maybe_stumble(0.005)
+        self.snapshots[name] = blob
+        self.forgotten += gone
+        for migration in gone:
+            del self.blobs[migration.move.id]
+        self._world.tally["migrations forgotten"] += len(gone)
+        self._world.maybe_die(0.005)
+
+    def load(self, name: str) -> bytes | None:
+        return self.snapshots.get(name)
+
+    def migrations(self) -> list[Migration]:
+        return [wire.unpack(blob, Migration) for blob in self.blobs.values()]
+
+
+class Todo:
+    """Commands, those of one migration in their order."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Place, deque[Command]] = {}
+
+    def add(self, place: Place, commands: Sequence[Command]) -> None:
+        if commands:
+            self.queues.setdefault(place, deque()).extend(commands)
+
+    def has(self, place: Place) -> bool:
+        return place in self.queues
+
+
+class Gateway:
+    """All routers and the outlet, as the orchestrator reaches them: a call may fail, done or not."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.loads = 0
+
+    def command(self, stage: str, command: RouterCommand) -> None:
+        """Give a command its place in every router's log."""
+        world = self._world
+        for router in world.random.sample(world.routers, len(world.routers)):
+            if not world.gateways[router].order(command):
+                raise Retry(f"{router} is away")
+            world.maybe_die(0.02)
+
+    def fence(self, stage: str, move: Move) -> None:
+        world = self._world
+        if not world.outlet.fence(move):
+            raise Retry("the fence does not last yet")
+        if world.chaos and world.random.random() < 0.1:
+            world.outlet.die()  # what it has said must hold all the same
+        world.maybe_die(0.02)
+
+    def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
+        """Bring what the store has into the destination's inbox; each time as another writer."""
+        world = self._world
+        if not all(gateway.is_there for gateway in world.gateways.values()) or not world.outlet.alive:
+            raise Retry("a gateway or the outlet is away")
+        since = {name: gateway.horizon() + 1 for name, gateway in world.gateways.items()}
+        delivered = world.outlet.outlet.delivered_of(move.selection)
+        versions = world.store.newest(move.selection)
+        self.loads += 1
+        inbox, writer = world.inboxes[move.destination], f"coordinator/{move.id}/LOAD/{self.loads}"
+        for number, message in enumerate(loads(move, versions.values(), delivered)):
+            blob = inbox.encode([(message.kind, message.bin, memoryview(message.body))])
+            inbox.append(blob, count=1, writer=writer, counter=number, lane=Lane.CONTROL)
+            world.maybe_die(0.02)
+        return Loaded(since, len(versions), sum(len(version.key_state) for version in versions.values()))
+
+
+class Site:
+    """A site, as the orchestrator reaches it. The checkpoint of an instance may lie at several of them."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self.name = world, name
+
+    def send(self, source: str, destination: str, blob: Any, count: int, writer: str, counter: int) -> None:
+        inbox = self._world.inboxes[destination]
+        inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
+
+    def stop(self, instance: str) -> None:
+        self._world.maybe_stumble(0.005)
+        actor = self._world.instances[instance]
+        if actor.site == self.name:
+            actor.halt()
+        self._world.maybe_stumble(0.005)
+
+    def take(self, instance: str, origin: str) -> int:
+        world, actor = self._world, self._world.instances[instance]
+        if world.chaos and world.random.random() < 0.1:
+            raise Unavailable("the disk is full")
+        if origin != self.name:
+            actor.checkpoints[self.name] = actor.checkpoints[origin].copied()
+        world.maybe_stumble(0.005)
+        return 0
+
+    def carry(self, to: str, size: int) -> float:
+        return 0.0
+
+    def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
+        world, actor = self._world, self._world.instances[instance]
+        if world.chaos and world.random.random() < 0.05:
+            raise Unavailable("the site is not heard")
+        if actor.running:
+            assert actor.site == self.name, f"{instance} runs at two sites"
+            return
+        begun = actor.checkpoints[self.name].has_begun
+        if world.chaos and world.random.random() < 0.1:
+            raise Retry("it began to run, and stopped") if begun else Unstarted("no such master")
+        actor.start(self.name)
+        world.maybe_stumble()
+
+
 class CoordinatorActor(Actor):
     """Orders migrations, tells them their events, journals, and only then acts."""
 
@@ -57,11 +181,7 @@ class CoordinatorActor(Actor):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.journal: dict[str, bytes] = {}
-        self.retired = wire.pack(Retired())
-        """What the journal has of migrations that are forgotten."""
-        self.past: list[Migration] = []
-        """Those; the orchestrator has no such thing, the checks have."""
+        self.journal = Journal(world)
         self.kept = world.seed % 3
         """How many that are over are remembered."""
         self.wanted = world.random.randint(1, 4)
@@ -73,82 +193,74 @@ class CoordinatorActor(Actor):
         self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
         if world.is_harmful:
             self.impatience = max(self.impatience, 0.02)
-        self.todo: list[tuple[str, Command]] = []
-        self.loads = 0
+        self.gateway: Any = Gateway(world)
+        self.sites: Any = {site: Site(world, site) for site in {*world.sites.values()}}
         self.revive()
 
     def revive(self) -> None:
         world = self.world
-        self.coordinator = Coordinator("stage", RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
-        self.todo = []
-        self.coordinator.resume(wire.unpack(self.retired, Retired))
-        for blob in self.journal.values():
-            migration = wire.unpack(blob, Migration)
-            self._queue(migration, self.coordinator.adopt(migration))
-        self._tell_due()
+        self.todo = Todo()
+        self.decisions = Decisions(
+            self.journal, self.todo, lambda: world.now_us, lambda: world.now, kept=(self.kept, 0)
+        )
+        self.coordinator = Coordinator(STAGE, RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
+        self.decisions.stages[STAGE] = self.coordinator
+        encode: Any = world.inboxes[world.owner].encode
+        self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.tell, lambda s: False, encode)
+        self.decisions.recover()
 
     @property
     def every(self) -> list[Migration]:
         """All migrations that were ever ordered."""
-        return [*self.past, *self.coordinator.migrations.values()]
+        return [*self.journal.forgotten, *self.coordinator.migrations.values()]
 
-    def hear(self, id: str, event: machine.Event) -> None:
-        """An event: journal what it means, then let it be done. It may come too late: the migration is forgotten."""
-        if id not in self.coordinator.migrations and any(one.move.id == id for one in self.past):
-            return
-        commands = self.coordinator.handle(id, event, self.world.now_us)
-        migration = self.coordinator.migrations[id]
-        self.journal[id] = wire.pack(migration)
-        self._queue(migration, commands)
-        self._tell_due()
-
-    def _retire(self) -> None:
-        """Forget what is over and nobody needs; what is left of it is written with that."""
-        busy = {id for id, _ in self.todo}
-        gone, retired = retirement(self.coordinator, self.kept, is_needed=lambda one: one.move.id in busy)
-        if gone:
-            self.retired = wire.pack(retired)
-            for migration in gone:
-                del self.journal[migration.move.id]
-            self.past += gone
-            self.world.tally["migrations forgotten"] += len(gone)
-            self.coordinator.retire(gone, wire.unpack(self.retired, Retired))
-
-    def _tell_due(self) -> None:
-        due = self.coordinator.due()
-        if due:
-            self.hear(*due[0])
-
-    def _queue(self, migration: Migration, commands: list[Command]) -> None:
-        self.todo += [(migration.move.id, command) for command in commands]
+    def hear(self, notice: Report) -> None:
+        """A notice, from the outlet. Raises `Retry` if it may not have been heard."""
+        try:
+            self.decisions.hear(STAGE, notice)
+        except Died:  # the coordinator, not the one who tells it
+            self.die()
+            raise Retry("the coordinator is away") from None
 
     def work(self) -> bool:
+        try:
+            return self._work()
+        except Retry:  # the journal cannot be written: nothing has happened
+            self.world.tally["coordinator stumbled"] += 1
+            return True
+
+    def _work(self) -> bool:
         rng, world = self.world.random, self.world
         self.world.maybe_die(0.02)
-        if self.todo:
-            id, command = self.todo.pop(0)
-            try:
-                self._carry_out(id, command)
-            except Retry:  # somebody is away, or has done it and could not say so
-                self.todo.insert(0, (id, command))
-            self.world.maybe_die(0.02)
+        self.decisions.check_due()
+        if self.todo.queues:
+            self._do(rng.choice(list(self.todo.queues)))
             return True
-        self._retire()
+        self.decisions.retire()
         if self._restore():
             return True
         open_ones = [m for m in self.coordinator.open.values() if not m.is_over]
         standbys = [m for m in open_ones if m.is_standby]
         if standbys and rng.random() < 0.2:
-            self.hear(rng.choice(standbys).move.id, Takeover())
+            self.decisions.tell(STAGE, rng.choice(standbys).move.id, Takeover())
             return True
         if open_ones and rng.random() < self.impatience:
-            self.hear(rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
+            self.decisions.tell(STAGE, rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
             return True
         more = self.ordered < self.wanted and self.asked < 20
         if more and rng.random() < 0.3:
             self._order()
             return True
         return bool(open_ones or more or world.suspects or self.coordinator.interrupted())
+
+    def _do(self, place: Place) -> None:
+        """Carry out the next command of a migration; one that fails stays the next."""
+        queue = self.todo.queues[place]
+        self.deeds.do(*place, queue[0])
+        queue.popleft()
+        if not queue:
+            del self.todo.queues[place]
+        self.world.maybe_die(0.02)
 
     def _restore(self) -> bool:
         """Order what brings a lost instance's keys back, if somebody has noticed, or an attempt was abandoned."""
@@ -163,19 +275,17 @@ class CoordinatorActor(Actor):
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world
         self.asked += 1
+        others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
+        options = {name: rng.choice(OPTIONS[name]) for name in ("budget", "chunk")}
+        order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
         try:
-            others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
-            options = {name: rng.choice(OPTIONS[name]) for name in ("budget", "chunk")}
-            migration = self.coordinator.plan_restore(lost, rng.choice(others or [lost]), f"m{self.asked}", **options)
+            (id,) = self.decisions.order([order], PATIENCE)
         except Refused:
             return False
         if lost in world.suspects:
             world.suspects.remove(lost)
-        self._start(migration)
-        for ended in self.coordinator.ended_by(migration):
-            self.journal[ended.move.id] = wire.pack(ended)
+        for ended in self.coordinator.ended_by(self.coordinator.migrations[id]):
             world.tally[f"ended {ended.move.protocol}"] += 1
-        self._tell_due()
         return True
 
     def _order(self) -> None:
@@ -189,91 +299,12 @@ class CoordinatorActor(Actor):
         if protocol == "restart":
             selection = self.coordinator.table.owners.select(rng.choice(sorted(world.instances)))
         self.asked += 1
+        choices = {name: rng.choice(choice) for name, choice in OPTIONS.items()}
+        wanted = {"budget", "chunk", *PROTOCOLS[protocol].choices}
+        options = {name: choice for name, choice in choices.items() if name in wanted}
+        site = self.coordinator.sites[destination]
+        order = Order(STAGE, [(selection, destination)], site, protocol, options)
         try:
-            site = self.coordinator.sites[destination]
-            choices = {name: rng.choice(choice) for name, choice in OPTIONS.items()}
-            wanted = {"budget", "chunk", *PROTOCOLS[protocol].options}
-            options = {name: choice for name, choice in choices.items() if name in wanted}
-            wanted_there = [(selection, destination)]
-            planned = self.coordinator.plan(wanted_there, site, protocol, f"m{self.asked}", **options)
+            self.ordered += bool(self.decisions.order([order], PATIENCE))
         except Refused:
             return
-        self.ordered += bool(planned)
-        for migration in planned:
-            self._start(migration)
-        self._tell_due()
-
-    def _start(self, migration: Migration) -> None:
-        commands = self.coordinator.start(migration, self.world.now_us)
-        self.journal[migration.move.id] = wire.pack(migration)
-        self._queue(migration, commands)
-
-    def _post(self, post: Post, writer: str) -> None:
-        inbox = self.world.inboxes[post.to]
-        blob = inbox.encode([(post.kind, post.bin, memoryview(post.body))])
-        inbox.append(blob, count=1, writer=writer, counter=0, lane=Lane.CONTROL)
-
-    def _carry_out(self, id: str, command: Command) -> None:
-        world, rng = self.world, self.world.random
-        migration = self.coordinator.migrations[id]
-        if migration.ended_by:
-            return
-        match command:
-            case Begin() | Cutover() | Abort() | Restore():
-                self._order_routers(command)
-            case Fence():
-                if migration.phase == FENCING:
-                    self._fence(id, command)
-            case machine.Load():
-                if migration.phase == LOADING:
-                    self._load(id, command)
-            case machine.Announce(kind, move, instance):
-                self._post(Post(instance, kind, EVERY_BIN, wire.canonical(move)), f"coordinator/{id}/{kind.name}")
-            case machine.Forget(move):
-                self._post(Post(move.destination, Kind.FORGET, EVERY_BIN, wire.pack(move.id)), f"coordinator/{id}")
-            case machine.StopInstance(instance):
-                world.instances[instance].running = False
-                world.instances[instance].revive()
-                self.hear(id, Stopped())
-            case machine.CopyCheckpoint():
-                failed = world.chaos and rng.random() < 0.1
-                self.hear(id, Failed("the disk is full") if failed else Copied())
-            case machine.StartInstance(instance, site):
-                here = site == migration.from_site
-                if not here and world.chaos and rng.random() < 0.1 and not world.instances[instance].running:
-                    self.hear(id, Failed("no such master"))
-                    return
-                world.instances[instance].running = True
-                self.hear(id, Started(site))
-
-    def _order_routers(self, command: Begin | Cutover | Abort | Fence | Restore) -> None:
-        """Give a command its place in every router's log. Raises `Retry` if that is not known of one."""
-        world = self.world
-        for router in world.random.sample(world.routers, len(world.routers)):
-            if not world.gateways[router].order(command):
-                raise Retry(f"{router} is away")
-            world.maybe_die(0.02)
-
-    def _fence(self, id: str, command: Fence) -> None:
-        """Ask routers and gate, again and again, until they have done it."""
-        self._order_routers(command)
-        if not self.world.outlet.fence(command.move):
-            raise Retry("the fence does not last yet")
-        self.world.maybe_die(0.02)
-        self.hear(id, Fenced())
-
-    def _load(self, id: str, command: machine.Load) -> None:
-        """Bring what the store has into the destination's inbox; each time as another writer."""
-        world, move = self.world, command.move
-        if not all(gateway.is_there for gateway in world.gateways.values()) or not world.outlet.alive:
-            raise Retry("somebody is away")
-        since = {name: gateway.covered() + 1 for name, gateway in world.gateways.items()}
-        delivered = world.outlet.outlet.delivered_of(move.selection)
-        versions = world.store.newest(move.selection)
-        self.loads += 1
-        inbox, writer = world.inboxes[move.destination], f"coordinator/{id}/LOAD/{self.loads}"
-        for number, post in enumerate(loads(move, versions.values(), delivered)):
-            blob = inbox.encode([(post.kind, post.bin, memoryview(post.body))])
-            inbox.append(blob, count=1, writer=writer, counter=number, lane=Lane.CONTROL)
-            world.maybe_die(0.02)
-        self.hear(id, Loaded(since, len(versions), sum(len(version.luggage) for version in versions.values())))

@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 from whimbrel.checkpoints.uploader import Uploader
-from whimbrel.checkpoints.version import Saving
+from whimbrel.checkpoints.version import Increment
 from whimbrel.core import wire
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.gate import Gate
 from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
-from whimbrel.core.record import Emissions, Kind, Move, Result, Saved
+from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, Result
 from whimbrel.core.restoration import Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
@@ -84,26 +84,26 @@ def _trim_what_is_routed(self: Gateway) -> int:
 
 
 def _trust(self: Uploader) -> None:
-    """A saving counts as soon as it is whole, whatever the gate says."""
+    """An increment counts as soon as it is whole, whatever the gate says."""
     self._heard = self.spool.log.tail(Lane.CONTROL)
-    while (posts := self.spool.posts(self._read)) is not None:
-        self._take(posts)
-        saved = [wire.unpack(body, Saved) for kind, _, body in posts if kind == Kind.SAVED]
+    while (messages := self.spool.messages(self._read)) is not None:
+        self._take(messages)
+        saved = [wire.unpack(body, Checkpointed) for kind, _, body in messages if kind == Kind.CHECKPOINTED]
         self._due += [Confirmed(one, 0) for one in saved]
     while self._due:
-        self._seal(self._due[0])
+        self._commit(self._due[0])
         del self._due[0]
 
 
-def _seal_first(self: Uploader, confirmed: Confirmed) -> None:
-    """The index of a saving is written before what it lists."""
-    saved, savings = confirmed.saved, self._open[confirmed.saved.part]
-    for one in [one for one in savings if one.number == saved.number and one.is_whole]:
-        saving = Saving(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
-        self.store.seal(self.stage, saving, one.segments)
-        self._put(one, saving, 0)
-        self._sealed(saved)
-        del savings[: savings.index(one) + 1]
+def _manifest_first(self: Uploader, confirmed: Confirmed) -> None:
+    """The index of an increment is written before what it lists."""
+    saved, increments = confirmed.saved, self._open[confirmed.saved.part]
+    for one in [one for one in increments if one.number == saved.number and one.is_whole]:
+        increment = Increment(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
+        self.store.commit(self.stage, increment, one.segments)
+        self._put(one, increment, 0)
+        self._committed(saved)
+        del increments[: increments.index(one) + 1]
 
 
 def _positions_first(self: Outlet) -> bool:
@@ -146,12 +146,12 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "stopping": (SwitchOut, "ship", _ship_before_closing),
     "passing": (SwitchIn, "has_passed", lambda self, key: True),
     "absence": (SwitchIn, "is_new", lambda self, key: True),
-    "freshness": (SwitchOut, "lacking", lambda self, keys, replication: set()),
+    "freshness": (SwitchOut, "dirty", lambda self, keys, replication: set()),
     "fence": (Gate, "fence", _fence_without_wall),
     "silent": (Restoration, "silences", lambda self, record: False),
-    "coverage": (Gateway, "covered", _trim_what_is_routed),
+    "trim-horizon": (Gateway, "horizon", _trim_what_is_routed),
     "confirming": (Uploader, "step", _trust),
-    "data-first": (Uploader, "_seal", _seal_first),
+    "data-first": (Uploader, "_commit", _manifest_first),
     "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
     "results-first": (Outlet, "_pass", _positions_first),

@@ -1,4 +1,5 @@
-"""The actor that carries savings to the central store: drives the product's own uploaders, over objects that fail."""
+"""The actor that carries increments to the central store: drives the product's own uploaders, over objects that
+fail."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from whimbrel.checkpoints.uploader import Uploader
 from whimbrel.checkpoints.version import Segment
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry, Stop
+from whimbrel.core.increments import Version
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Saved
-from whimbrel.core.saving import Version
+from whimbrel.core.record import Checkpointed
 from whimbrel.lab.sim.actors import Actor, Violation
 from whimbrel.log.contract import Lane
 
@@ -61,7 +62,7 @@ class StoreActor(Actor):
 
     def revive(self) -> None:
         self.uploaders = {
-            name: Uploader(STAGE, name, self.world.instances[name].count, spool, self.central, self._sealed)
+            name: Uploader(STAGE, name, self.world.instances[name].count, spool, self.central, self._committed)
             for name, spool in self.world.spools.items()
         }
         self.carried: dict[str, tuple[int, int]] = {}
@@ -83,7 +84,7 @@ class StoreActor(Actor):
             return True
         return False
 
-    def _sealed(self, saved: Saved) -> None:
+    def _committed(self, saved: Checkpointed) -> None:
         gateway = self.world.gateways[saved.src]
         if gateway.is_there:
             gateway.gateway.count(saved)

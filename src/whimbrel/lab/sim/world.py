@@ -8,7 +8,7 @@ writes, and each write may fail with an error that passes, done or not:
     InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the batch that it had planned
     OutletActor     the Outlet: outboxes → gate → a file                  dies: goes back to its last commit
     CoordinatorActor   notices → migrations → commands                    dies: repeats what its journal says
-    StoreActor      the Uploaders: spools → segments, seals               dies: begins at its spools' heads
+    StoreActor      the Uploaders: spools → segments, manifests               dies: begins at its spools' heads
     LossActor       instances that do not come back, or late              with a central store only
 
 Written anew for the simulator are what hosts an instance, in place of Spark, and what hosts the coordinator.
@@ -32,7 +32,7 @@ from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
 from whimbrel.lab.sim.loss import LossActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
 from whimbrel.lab.sim.store import StoreActor
-from whimbrel.log.spool import Spool
+from whimbrel.log.spool import IncrementSpool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 """The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
@@ -70,7 +70,7 @@ class World:
         rng = self.random
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
         self.saves = protocol in (RESTORE, MIXED)
-        """Whether there is a central store. It numbers savings by the one gateway that a stage has."""
+        """Whether there is a central store. It numbers increments by the one gateway that a stage has."""
         self.routers = [f"gateway-{n}" for n in range(1 if self.saves else rng.randint(1, 2))]
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
         shared = len(names) > 2  # of three instances, two are at one site
@@ -78,7 +78,7 @@ class World:
         self.owner = names[0]
         self.inboxes = {name: Inbox(self) for name in names}
         self.outboxes = {name: Outbox(self) for name in names}
-        self.spools = {name: Spool(SimLog(self)) for name in names if self.saves}
+        self.spools = {name: IncrementSpool(SimLog(self)) for name in names if self.saves}
         """By instance: what it sends to the store."""
         self.suspects: list[str] = []
         """Instances that somebody thinks lost."""
@@ -152,7 +152,7 @@ class World:
         vars(self).clear()
 
     def carried(self, record: Record) -> Record:
-        """A post as it arrives: damaged, once in a while, and then each time that it is sent."""
+        """A message as it arrives: damaged, once in a while, and then each time that it is sent."""
         if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED):
             return record
         if random.Random(f"{self._harm} {crc32(record.body)}").random() > 0.2:

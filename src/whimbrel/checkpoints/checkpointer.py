@@ -1,12 +1,12 @@
-"""The savings of one stage: ordered, carried to the central store, made checkpoints of.
+"""The increments of one stage: ordered, carried to the central store, made checkpoints of.
 
-    every few seconds   SAVE goes between the records            Gateway.order_saving
-    SAVED in a spool    versions are put into the store          Uploader
-    the gate confirms   the saving is sealed, and counts         Outlet ──▶ confirm ──▶ Uploader ──▶ Gateway.count
+    every few seconds   BARRIER goes between the records            Gateway.order_checkpoint
+    CHECKPOINTED in a spool    versions are put into the store          Uploader
+    the gate confirms   the increment is committed, and counts         Outlet ──▶ confirm ──▶ Uploader ──▶ Gateway.count
     all parts have      a checkpoint is made, old ones given up  Keeper ──▶ Gateway.keep_from
 
 One thread does all of it, and nobody waits for that. So a store that is slow or away is not asked for more than it can
-take: the next saving is ordered when the last one is there, and until then parts only note which keys have changed.
+take: the next increment is ordered when the last one is there, and until then parts only note which keys have changed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from whimbrel.checkpoints.keeper import Keeper
 from whimbrel.checkpoints.uploader import Uploader
 from whimbrel.checkpoints.version import Owner, StoreStatus
 from whimbrel.core.errors import Refused, Unavailable
-from whimbrel.core.record import Save, Saved
-from whimbrel.core.router import NOBODY
+from whimbrel.core.record import Barrier, Checkpointed
+from whimbrel.core.router import UNOWNED
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
 from whimbrel.log.backoff import Backoff
@@ -38,7 +38,7 @@ GRACE = 5.0
 """Seconds that `stop` waits for what is being carried."""
 
 
-class Savings:
+class Checkpointer:
     """What a stage with a central store has beside its gateway and its outlet."""
 
     def __init__(
@@ -60,14 +60,14 @@ class Savings:
         self._instances: list[str] = []
         self._uploaders: dict[str, Uploader] = {}
         self._was_away = False
-        self._sealed: set[tuple[str, int]] = set()
+        self._committed: set[tuple[str, int]] = set()
         """Which parts have saved since the last checkpoint."""
-        self._number = gateway.ingress.counter("savings")
+        self._number = gateway.ingress.counter("increments")
         self._ordered, self._idle = -1, 0
         """Where the last order stands in the log, and how often since then nothing else had come."""
         self._next = time.monotonic() + every
         self._is_asked, self._wake, self._stopping = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"savings-{stage}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"increments-{stage}", daemon=True)
         gateway.keep_from(-1)  # until it is known which checkpoints there are
 
     def start(self) -> None:
@@ -99,8 +99,8 @@ class Savings:
         return StoreStatus(
             checkpoint=self.keeper.number or None,
             made_us=self.keeper.made_us or None,
-            covered=self._gateway.covered(),
-            unsaved=self._gateway.uncovered(),
+            horizon=self._gateway.horizon(),
+            unsaved=self._gateway.behind_horizon(),
             under_way_bytes=sum(one.spool.under_way for one in list(self._uploaders.values())),
             error=told(self.backoff.error),
         )
@@ -122,10 +122,10 @@ class Savings:
         owners = self._gateway.owners()
         parts = dict.fromkeys(owners, self._parts)
         # While keys have lost their owner, nobody saves them: a checkpoint would promise what it has not.
-        if NOBODY not in owners and self._sealed >= {(name, part) for name in parts for part in range(parts[name])}:
-            self.keeper.step(parts, self._clock_us(), self._gateway.covered())
-            self._sealed.clear()
-        self._gateway.keep_from(self.keeper.covered)
+        if UNOWNED not in owners and self._committed >= {(name, part) for name in parts for part in range(parts[name])}:
+            self.keeper.step(parts, self._clock_us(), self._gateway.horizon())
+            self._committed.clear()
+        self._gateway.keep_from(self.keeper.horizon)
         if self._is_asked.is_set() or time.monotonic() >= self._next:
             self._order()
 
@@ -139,7 +139,7 @@ class Savings:
             raise
 
     def _claim(self) -> int:
-        """Make sure that these states are ours; return from which saving on.
+        """Make sure that these states are ours; return from which increment on.
 
         A store that has none gets all there is. Who has never saved does so anyway; else that is ordered, and then the
         store is ours: a death between the two must not leave it with less.
@@ -157,7 +157,7 @@ class Savings:
 
     def _tell(self, *, anew: bool = False) -> int:
         self._number += 1
-        self._ordered = self._gateway.order_saving(self._number, Save(-1, anew=anew)) or 0
+        self._ordered = self._gateway.order_checkpoint(self._number, Barrier(-1, anew=anew)) or 0
         return self._ordered
 
     def _order(self) -> None:
@@ -174,13 +174,13 @@ class Savings:
             self._tell()
 
     def _uploader(self, name: str) -> Uploader:
-        spool, parts = self._logs.savings(name), self._parts
+        spool, parts = self._logs.increments(name), self._parts
         return Uploader(self.stage, name, parts, spool, self.store, self._count, self._since)
 
-    def _count(self, saved: Saved) -> None:
+    def _count(self, saved: Checkpointed) -> None:
         self._check_there()
         self._gateway.count(saved)
-        self._sealed.add((saved.instance, saved.part))
+        self._committed.add((saved.instance, saved.part))
 
     def _run(self) -> None:
         while not self._stopping.is_set():

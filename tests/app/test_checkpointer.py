@@ -1,5 +1,5 @@
-"""Savings in a running pipeline, with the instance's part played by hand: ordered, spooled, sealed, made checkpoints
-of, and the ingress log trimmed behind them; whoever dies, and whether the store is there or not."""
+"""Increments in a running pipeline, with the instance's part played by hand: ordered, spooled, committed, made
+checkpoints of, and the ingress log trimmed behind them; whoever dies, and whether the store is there or not."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import pytest
 import whimbrel as wb
 from tests.app.test_orchestrator import raising
 from tests.app.waiting import until
-from whimbrel.checkpoints import savings as savings_role
+from whimbrel.checkpoints import checkpointer as checkpointer_role
+from whimbrel.checkpoints.checkpointer import Checkpointer
 from whimbrel.checkpoints.place import Objects
-from whimbrel.checkpoints.savings import Savings
 from whimbrel.checkpoints.version import StoreStatus
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, Unavailable
+from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Move, Outgoing, Post, Record, Said, Unreadable
-from whimbrel.core.saving import STORE
+from whimbrel.core.record import Kind, Message, Move, Outgoing, Record, RestoreOptions, Said, Unreadable
 from whimbrel.log import Lane, codec
-from whimbrel.log.codec import encode_posts
+from whimbrel.log.codec import encode_messages
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles import gateway as gateway_role
@@ -38,7 +38,7 @@ from whimbrel.roles.gateway import GatewayRole, StageFlow
 
 PARTS = 2
 RARELY = 1000.0
-"""Seconds between savings: only those happen that a test orders."""
+"""Seconds between increments: only those happen that a test orders."""
 
 
 class Sum(wb.Operator):
@@ -72,21 +72,21 @@ class Hand:
         inbox, number = self.logs.inbox(self.name), len(self.batches)
         ends = self.planned = self.planned or (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
         records = [*self._read(Lane.CONTROL, ends[1]), *self._read(Lane.DATA, ends[0])]
-        said, posts = [], list[Post]()
+        said, messages = [], list[Message]()
         for part in range(PARTS):
             instance = Instance(self.name, Sum(), part=part, parts=PARTS)
             instance.load(self.blobs[part])
             out = instance.apply([one for one in records if one.bin == EVERY_BIN or part_of(one.bin, PARTS) == part])
             said.append(Outgoing(out.results, out.notices, part, instance.table.state_bytes))
-            posts += out.posts
+            messages += out.messages
             if commits:
                 self.blobs[part] += instance.deltas()
         who: dict[str, Any] = {"writer": f"{self.name}@x", "counter": number}
-        for to in {post.to for post in posts}:
-            mine = sorted((post for post in posts if post.to == to), key=lambda post: post.kind)
-            messages = [(post.kind, post.bin, post.body) for post in mine]
-            blob = wire.pack(messages) if to == STORE else encode_posts(messages)
-            box = self.logs.savings(self.name) if to == STORE else self.logs.inbox(to)
+        for to in {message.to for message in messages}:
+            mine = sorted((message for message in messages if message.to == to), key=lambda message: message.kind)
+            contents = [(message.kind, message.bin, message.body) for message in mine]
+            blob = wire.pack(contents) if to == STORE else encode_messages(contents)
+            box = self.logs.increments(self.name) if to == STORE else self.logs.inbox(to)
             box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
         if speaks:
             self.logs.outbox(self.name).append(wire.pack(Said(said)), count=1, **who)
@@ -184,9 +184,9 @@ class House:
         return self.role.flows["sum"]
 
     @property
-    def savings(self) -> Savings:
-        assert self.flow.savings is not None
-        return self.flow.savings
+    def checkpointer(self) -> Checkpointer:
+        assert self.flow.checkpointer is not None
+        return self.flow.checkpointer
 
     @property
     def store(self) -> StoreStatus:
@@ -200,14 +200,14 @@ class House:
         self.truth.update(amounts)
 
     def order(self) -> None:
-        """Order a saving, and wait until it lies in the inbox."""
+        """Order an increment, and wait until it lies in the inbox."""
         inbox = self.logs.inbox("sum-1")
         tail = inbox.tail()
-        self.savings.order()
+        self.checkpointer.order()
         until(lambda: inbox.tail() > tail, "the order")
 
     def save(self) -> None:
-        """A saving, and the checkpoint that comes of it."""
+        """An increment, and the checkpoint that comes of it."""
         before = self.store.checkpoint or 0
         self.order()
         self.hand.batch()
@@ -216,19 +216,19 @@ class House:
     def stored(self, at: int | None = None) -> dict[str, int]:
         """The totals that the store has."""
         found = {}
-        for version in self.savings.store.load("sum", at=at):
+        for version in self.checkpointer.store.load("sum", at=at):
             bag = version.unpacked()
             found[version.key] = msgspec.msgpack.decode(bag.state)["total"]
         return found
 
     def orders(self) -> list[int]:
-        """The numbers of all savings that the instance was told to make."""
-        return [one.seq for one in self.hand._read(Lane.DATA, 10**6) if one.kind == Kind.SAVE]
+        """The numbers of all increments that the instance was told to make."""
+        return [one.seq for one in self.hand._read(Lane.DATA, 10**6) if one.kind == Kind.BARRIER]
 
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(savings_role, "FIRST", 0.01)
+    monkeypatch.setattr(checkpointer_role, "FIRST", 0.01)
     monkeypatch.setattr(gateway_role, "PERIOD", 0.02)
     one = House(tmp_path)
     yield one
@@ -241,13 +241,13 @@ def test_a_saving_comes_to_the_store_and_the_ingress_log_is_trimmed_behind_the_o
     def is_trimmed(head: int) -> bool:
         return ingress.head() == head
 
-    for n, head in enumerate([1, 1, 1, 3, 5, 7]):  # each round is a record and its SAVE; three checkpoints are kept
+    for n, head in enumerate([1, 1, 1, 3, 5, 7]):  # each round is a record and its BARRIER; three checkpoints are kept
         house.send(a=n, b=2 * n, **{f"k{n}": n})
         house.hand.batch()
         house.save()
         assert house.stored() == house.truth
         until(partial(is_trimmed, head), "the log to be trimmed")
-    assert [one.number for one in house.savings.store.checkpoints("sum")] == [4, 5, 6]
+    assert [one.number for one in house.checkpointer.store.checkpoints("sum")] == [4, 5, 6]
     assert house.store == StoreStatus(6, 1_000_000, 11 * codec.ROWS, 0, None)
 
 
@@ -294,30 +294,30 @@ def test_nothing_is_trimmed_before_it_is_known_which_checkpoints_there_are(house
         house.save()
     ingress = house.flow.gateway.ingress
     until(lambda: ingress.head() == 1, "the log to be trimmed")
-    assert house.flow.gateway.covered() // codec.ROWS == 3
+    assert house.flow.gateway.horizon() // codec.ROWS == 3
     assert house.flow.save()
     house.end()
     house.begin_gateway(is_open=False)
     until(lambda: house.store.error is not None, "the store to be missed")
     assert house.flow.save()
-    assert (house.flow.gateway.covered() // codec.ROWS, house.flow.gateway.ingress.head()) == (3, 1)
+    assert (house.flow.gateway.horizon() // codec.ROWS, house.flow.gateway.ingress.head()) == (3, 1)
 
 
 def test_a_checkpoint_covers_no_more_than_the_gateway_knows_to_be_saved(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys may be under way between two instances, each of which has saved all that it has."""
-    monkeypatch.setattr(house.flow.gateway, "covered", lambda: 7)
+    monkeypatch.setattr(house.flow.gateway, "horizon", lambda: 7)
     house.send(a=1)
     house.save()
-    assert house.savings.store.covered("sum", 1) == 7
+    assert house.checkpointer.store.horizon("sum", 1) == 7
 
 
 def test_a_fence_that_the_outlet_has_not_committed_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be down to its last commit any moment, and let the lost one's results out again."""
     monkeypatch.setattr("whimbrel.checkpoints.restoring.PATIENCE", 0.01)
     assert house.flow.restoring is not None
-    lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), "replay")
+    lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), RestoreOptions())
     house.flow.outlet.stop()
     with pytest.raises(Retry, match="has not committed the fence of m1 yet"):
         house.flow.restoring.fence(lost)
@@ -349,28 +349,28 @@ def test_a_checkpoint_is_what_it_was(house: House) -> None:
     house.send(a=10, b=1)
     house.save()
     assert (house.stored(1), house.stored(2)) == ({"a": 1}, {"a": 11, "b": 1})
-    store = house.savings.store
-    assert store.covered("sum", 1) == 1 * codec.ROWS
-    assert house.flow.gateway.covered() == store.covered("sum", 2) == 3 * codec.ROWS
+    store = house.checkpointer.store
+    assert store.horizon("sum", 1) == 1 * codec.ROWS
+    assert house.flow.gateway.horizon() == store.horizon("sum", 2) == 3 * codec.ROWS
 
 
 def test_an_idle_instance_saves_when_it_is_asked(house: House) -> None:
     house.send(a=1)
     house.save()
-    covered = house.store.covered
+    horizon = house.store.horizon
     house.save()
-    assert (house.store.covered > covered, house.stored()) == (True, {"a": 1})
+    assert (house.store.horizon > horizon, house.stored()) == (True, {"a": 1})
 
 
-def test_what_is_not_confirmed_is_not_sealed(house: House) -> None:
-    """Its site dies when it has posted and before it speaks: nobody knows the results that go with it."""
+def test_what_is_not_confirmed_is_not_committed(house: House) -> None:
+    """Its site dies when it has sent and before it speaks: nobody knows the results that go with it."""
     house.send(a=1)
     house.save()
     house.send(a=10)
     house.order()
     house.hand.batch(speaks=False, commits=False)
     until(lambda: house.store.under_way_bytes > 0, "the spool to have it")
-    house.savings.wake()
+    house.checkpointer.wake()
     house.order()
     assert (house.stored(), house.store.checkpoint) == ({"a": 1}, 1)
     house.hand.batch()
@@ -396,7 +396,7 @@ def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> Non
     house.send(a=1)
     house.save()
     house.send(a=10, b=5)
-    first = house.store.covered
+    first = house.store.horizon
     house.order()
     if died_after == "batch":
         house.role.flows["sum"].outlet.stop()
@@ -406,7 +406,9 @@ def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> Non
     if died_after != "order":
         house.hand.batch()
     if died_after == "confirmation":
-        until(lambda: house.logs.log("savings-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+        until(
+            lambda: house.logs.log("increments-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it"
+        )
     if died_after == "checkpoint":
         until(lambda: house.store.checkpoint == 2, "the checkpoint")
     house.end()
@@ -414,12 +416,12 @@ def test_a_gateway_that_comes_back_goes_on(house: House, died_after: str) -> Non
     if died_after == "order":
         house.hand.batch()
     until(lambda: house.store.checkpoint == 2, "the checkpoint")
-    assert (house.stored(), house.store.covered >= first) == (house.truth, True)
+    assert (house.stored(), house.store.horizon >= first) == (house.truth, True)
     house.send(c=7)
     house.save()
     assert (house.stored(), house.stored(2)) == (house.truth, {"a": 11, "b": 5})
-    assert house.store.covered > house.savings.store.covered("sum", 2) > first
-    assert house.flow.gateway.ingress.counter("savings") == 2
+    assert house.store.horizon > house.checkpointer.store.horizon("sum", 2) > first
+    assert house.flow.gateway.ingress.counter("increments") == 2
 
 
 def test_while_the_store_is_away_everything_goes_on_and_no_more_is_ordered(house: House) -> None:
@@ -433,7 +435,7 @@ def test_while_the_store_is_away_everything_goes_on_and_no_more_is_ordered(house
     until(lambda: house.store.error is not None, "somebody to notice")
     assert "nobody answers" in (house.store.error or "")
     assert house.store.under_way_bytes > 0
-    house.savings.order()
+    house.checkpointer.order()
     house.send(b=3)
     house.hand.batch()
     until(lambda: house.delivered[-1] == {"key": "b", "total": 3}, "results to go out all the same")
@@ -451,7 +453,7 @@ def test_a_store_that_is_not_mounted_is_no_store_that_has_nothing(house: House, 
     """What is put there meanwhile does not count, and nothing is restored from it as if there had never been more."""
     house.send(a=1)
     house.save()
-    covered, store = house.store.covered, house.folder / "store"
+    horizon, store = house.store.horizon, house.folder / "store"
     store.rename(house.folder / "elsewhere")
     if mounted:
         store.mkdir()
@@ -459,8 +461,10 @@ def test_a_store_that_is_not_mounted_is_no_store_that_has_nothing(house: House, 
     house.order()
     house.hand.batch()
     until(lambda: "it is away or not mounted" in (house.store.error or ""), "it is noticed")
-    assert (house.store.covered, house.store.checkpoint) == (covered, 1)
-    move = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({house.flow.gateway.name}), "replay")
+    assert (house.store.horizon, house.store.checkpoint) == (horizon, 1)
+    move = Move(
+        "m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({house.flow.gateway.name}), RestoreOptions()
+    )
     assert house.flow.restoring is not None
     with pytest.raises(Unavailable, match="it is away or not mounted"):
         house.flow.restoring.load(move, None)
@@ -470,7 +474,7 @@ def test_a_store_that_is_not_mounted_is_no_store_that_has_nothing(house: House, 
     assert house.stored() == {"a": 11}
 
 
-@pytest.mark.parametrize("is_spooled", [False, True], ids=["at rest", "with a saving under way"])
+@pytest.mark.parametrize("is_spooled", [False, True], ids=["at rest", "with an increment under way"])
 def test_another_store_gets_everything(house: House, is_spooled: bool) -> None:
     """What was saved for the old one does not count for it, and makes no checkpoint of it."""
     house.send(a=1)
@@ -481,12 +485,14 @@ def test_another_store_gets_everything(house: House, is_spooled: bool) -> None:
     if is_spooled:
         house.order()
         house.hand.batch()
-        until(lambda: house.logs.log("savings-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it")
+        until(
+            lambda: house.logs.log("increments-sum-1").tail(Lane.CONTROL) == 2 * PARTS, "the gate to have confirmed it"
+        )
     house.end()
     (house.folder / "store").rename(house.folder / "old")
     house.begin()
     until(lambda: house.orders(), "the order to save everything")
-    assert (house.store.checkpoint, house.store.covered) == (None, -1)
+    assert (house.store.checkpoint, house.store.horizon) == (None, -1)
     house.hand.batch()
     until(lambda: house.store.checkpoint == 1, "the checkpoint")
     assert house.stored(1) == house.stored() == {"a": 1, "b": 2}
@@ -499,10 +505,10 @@ def test_a_store_of_another_run_is_left_alone(house: House, tmp_path: Path) -> N
     other.send(a=5)
     until(lambda: other.store.error, "the error to be told")
     assert "belong to another run" in (other.store.error or "")
-    other.savings.order()
+    other.checkpointer.order()
     other.hand.batch()
     until(lambda: other.delivered, "results to go out all the same")
-    assert (other.flow.gateway.ingress.counter("savings"), other.stored()) == (-1, {"a": 1})
+    assert (other.flow.gateway.ingress.counter("increments"), other.stored()) == (-1, {"a": 1})
     other.end()
 
 
@@ -533,8 +539,8 @@ def test_savings_come_by_themselves_as_long_as_something_does(house: House) -> N
         house.send(a=1)
         until(has_saved, "everything to be saved")
         assert house.stored() == house.truth
-    tail, due = house.flow.gateway.ingress.tail(), house.savings._next
-    until(lambda: house.savings._next > due + 0.1, "some moments at which a saving would be due")
+    tail, due = house.flow.gateway.ingress.tail(), house.checkpointer._next
+    until(lambda: house.checkpointer._next > due + 0.1, "some moments at which an increment would be due")
     assert house.flow.gateway.ingress.tail() == tail
 
 
@@ -554,11 +560,11 @@ def test_without_a_store_there_is_nothing_of_it(house: House) -> None:
     house.send(a=1)
     house.hand.batch()
     until(lambda: house.flow.gateway.ingress.head() == 1, "the log to be trimmed at once")
-    assert (house.flow.savings, house.flow.outlet.reached, house.journal.reached("outlet/sum")) == (None, {}, {})
+    assert (house.flow.checkpointer, house.flow.outlet.reached, house.journal.reached("outlet/sum")) == (None, {}, {})
 
 
 def test_a_store_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(Refused, match="0 s apart"):
+    with pytest.raises(Refused, match="save_every must be > 0 s, got 0"):
         gateway_role.store_at("memory://x", 0.0)
     with pytest.raises(Refused, match="no address of a store"):
         gateway_role.store_at("ftp://x", 5.0)

@@ -1,0 +1,132 @@
+"""The orchestrator's deeds: carries out the commands of migrations, over the ports of gateway and sites.
+
+Every command may be repeated. What comes of one is an event of its migration, and goes back to `Decisions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from whimbrel.core import wire
+from whimbrel.core.errors import Refused, Stop, Unavailable, Unstarted
+from whimbrel.core.keys import EVERY_BIN
+from whimbrel.core.protocols import machine
+from whimbrel.core.protocols.machine import (
+    Abandoned,
+    Command,
+    Copied,
+    Event,
+    Failed,
+    Fenced,
+    Migration,
+    Started,
+    Stopped,
+)
+from whimbrel.core.protocols.restore import FENCING, LOADING
+from whimbrel.core.record import Kind, Unreadable
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.log import codec
+from whimbrel.log.kept import kept
+from whimbrel.orchestrator.decisions import Decisions
+from whimbrel.orchestrator.ports import GatewayPort, SitePort
+
+LOGGER = logging.getLogger("whimbrel.orchestrator")
+PERIOD = 0.2
+"""Seconds between two looks at a migration whose checkpoint is under way."""
+
+
+class Deeds:
+    """What is done for the migrations of all stages."""
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        sites: Mapping[str, SitePort],
+        gateway: GatewayPort,
+        answer: Callable[[str, str, Event], None],
+        pause: Callable[[float], bool],
+        encode: Callable[[Sequence[codec.Content]], bytes] = codec.encode_messages,
+    ) -> None:
+        """`answer` gets what came of a command, with its stage and migration. `pause` lets so many seconds pass; True:
+        the orchestrator stops. `encode` makes an inbox entry of messages."""
+        self._decisions, self._sites, self._gateway = decisions, sites, gateway
+        self._answer, self._pause, self._encode = answer, pause, encode
+
+    def do(self, stage: str, id: str, command: Command) -> None:
+        """Carry a command out. Raises `Retry` or `Stale` if it has to be repeated."""
+        try:
+            self._carry_out(stage, id, command)
+        except Unavailable as error:  # this call has done nothing
+            # Whether an instance has run there is known there alone: a site that cannot be reached says nothing.
+            fails = {machine.CopyCheckpoint: Unavailable, machine.StartInstance: Unstarted}.get(type(command))
+            if fails is None or not isinstance(error, fails):
+                raise
+            self._pause(PERIOD)
+            self._answer(stage, id, Failed(str(error)))
+
+    def _carry_out(self, stage: str, id: str, command: Command) -> None:
+        migration = self._decisions.migration(stage, id)
+        if migration.ended_by:
+            return
+        match command:
+            case Begin() | Cutover() | Abort():
+                self._gateway.command(stage, command)
+            case Restore():
+                self._replay(stage, id, command)
+            case Fence(move) if migration.phase == FENCING:
+                self._gateway.command(stage, command)
+                self._gateway.fence(stage, move)
+                self._answer(stage, id, Fenced())
+            case machine.Load(move) if migration.phase == LOADING:
+                self._load(stage, migration)
+            case machine.Announce(kind, move, instance):
+                self._send(stage, instance, instance, kind, wire.canonical(move), f"coordinator/{id}/{kind.name}")
+            case machine.Forget(move) if (
+                move.destination in self._decisions.stages[stage].sites
+            ):  # or it has been scaled away
+                # Behind all parcels that are under way.
+                self._send(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
+            case machine.StopInstance(instance):
+                self._sites[migration.from_site].stop(instance)
+                self._answer(stage, id, Stopped())
+            case machine.CopyCheckpoint(instance, site):
+                size = self._sites[site].take(instance, migration.from_site)
+                self._travel(stage, id, self._sites[migration.from_site].carry(site, size))
+                self._answer(stage, id, Copied(size))
+            case machine.StartInstance(instance, site):
+                for other in {migration.from_site, migration.to_site} - {site}:
+                    self._sites[other].stop(instance)
+                self._sites[site].start(instance)
+                self._answer(stage, id, Started(site))
+
+    def _travel(self, stage: str, id: str, seconds: float) -> None:
+        """Let the time pass that a checkpoint takes over a link; no longer than the migration waits for it."""
+        phase = self._decisions.migration(stage, id).phase
+        while seconds > 0 and self._decisions.migration(stage, id).phase == phase:
+            if self._pause(min(seconds, PERIOD)):
+                return
+            seconds -= PERIOD
+
+    def _load(self, stage: str, migration: Migration) -> None:
+        move = migration.move
+        try:
+            loaded = self._gateway.load(stage, move, migration.checkpoint)
+        except (Stop, Refused) as error:  # again would be the same
+            kept(LOGGER, f"what migration {move.id} of {stage} restores cannot be read", error)
+            self._decisions.spoilt.add(move.id)
+            self._answer(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
+        else:
+            self._answer(stage, move.id, loaded)
+
+    def _replay(self, stage: str, id: str, command: Restore) -> None:
+        try:
+            self._gateway.command(stage, command)
+        except Stop as error:  # again would be the same: the log has less than it must have
+            self._answer(stage, id, Unreadable(id, "", str(error)))
+
+    def _send(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
+        """Tell all parts of an instance something, once, by the way that another one's messages take to it."""
+        places = self._decisions.stages[stage].sites
+        site = self._sites[places.get(source, places[destination])]
+        site.send(source, destination, self._encode([(kind, EVERY_BIN, body)]), 1, writer, 0)
