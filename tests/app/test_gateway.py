@@ -362,6 +362,21 @@ def test_when_everything_has_moved_to_one_inbox_the_records_carry_their_new_epoc
     assert [(r.key, r.epoch) for r in world.inbox("s-1") if r.kind == Kind.DATA] == [("a", 0)]
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_tick_that_did_not_get_to_an_inbox_is_sent_though_nothing_else_comes(after: bool) -> None:
+    world = World()
+    world.step = 5
+    send(0, "a")(world)
+    world.fuse.at, world.fuse.after = world.fuse.count + 1, after
+    world.fuse.error = lambda: Unavailable("the disk is full")
+    with pytest.raises(Unavailable):
+        world.gateway.tick(0)
+    assert not world.gateway.has_told_time, "or the end would be taken for quiet"
+    world.gateway.tick(1)
+    assert world.gateway.has_told_time
+    assert [record.kind for record in world.inbox("s-1")] == [Kind.DATA, Kind.TICK]
+
+
 def test_replayed_records_are_the_same_as_those_that_were_routed_at_once() -> None:
     """A replay never has the ingress entry at hand: it encodes again, and the inbox must hold the same."""
     at_once = World()

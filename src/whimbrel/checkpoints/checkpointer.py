@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.keeper import Keeper
 from whimbrel.checkpoints.uploader import Uploader
@@ -23,10 +25,10 @@ from whimbrel.checkpoints.version import Owner, StoreStatus
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.record import Barrier, Checkpointed
 from whimbrel.core.router import UNOWNED
-from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.gateway import CHANGED, Gateway
 from whimbrel.log import codec
 from whimbrel.log.backoff import Backoff
-from whimbrel.log.folder import Logs
+from whimbrel.log.spool import IncrementSpool
 from whimbrel.site.status import told
 
 LOGGER = logging.getLogger("whimbrel.checkpoints")
@@ -44,18 +46,24 @@ class Checkpointer:
     def __init__(
         self,
         stage: str,
-        parts: int,
+        parts_of: Callable[[str], int],
         gateway: Gateway,
-        logs: Logs,
+        spool_of: Callable[[str], IncrementSpool],
         store: CentralStore,
         every: float,
         clock_us: Callable[[], int],
         run: str,
+        *,
+        uptime: Callable[[], float] = time.monotonic,
+        barrier: Barrier = CHANGED,
     ) -> None:
-        """`parts`: of each instance. `run`: a name that no other data directory has."""
-        self.stage, self._parts, self.store, self.keeper = stage, parts, store, Keeper(store, stage)
+        """`parts_of`, `spool_of`: how many parts an instance has, and where its increments are spooled. `every`:
+        seconds between two checkpoints. `run`: a name that no other data directory has. `uptime`: seconds that only
+        grow. `barrier`: what a checkpoint is ordered with."""
+        self.stage, self._parts_of, self.store, self.keeper = stage, parts_of, store, Keeper(store, stage)
         self.backoff = Backoff(f"the central store of {stage}", LOGGER, first=FIRST, most=MOST)
-        self._gateway, self._logs, self._every, self._clock_us = gateway, logs, every, clock_us
+        self._gateway, self._spool_of, self._every, self._clock_us = gateway, spool_of, every, clock_us
+        self._uptime, self._barrier = uptime, barrier
         self._run_name, self._since = run, -1
         self._instances: list[str] = []
         self._uploaders: dict[str, Uploader] = {}
@@ -65,7 +73,7 @@ class Checkpointer:
         self._number = gateway.ingress.counter("increments")
         self._ordered, self._idle = -1, 0
         """Where the last order stands in the log, and how often since then nothing else had come."""
-        self._next = time.monotonic() + every
+        self._next = uptime() + every
         self._is_asked, self._wake, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"increments-{stage}", daemon=True)
         gateway.keep_from(-1)  # until it is known which checkpoints there are
@@ -120,13 +128,13 @@ class Checkpointer:
         for uploader in self._uploaders.values():
             uploader.step()
         owners = self._gateway.owners()
-        parts = dict.fromkeys(owners, self._parts)
+        parts = {name: self._parts_of(name) for name in owners if name != UNOWNED}
         # While keys have lost their owner, nobody saves them: a checkpoint would promise what it has not.
         if UNOWNED not in owners and self._committed >= {(name, part) for name in parts for part in range(parts[name])}:
             self.keeper.step(parts, self._clock_us(), self._gateway.horizon())
             self._committed.clear()
         self._gateway.keep_from(self.keeper.horizon)
-        if self._is_asked.is_set() or time.monotonic() >= self._next:
+        if self._is_asked.is_set() or self._uptime() >= self._next:
             self._order()
 
     def _check_there(self) -> None:
@@ -157,7 +165,9 @@ class Checkpointer:
 
     def _tell(self, *, anew: bool = False) -> int:
         self._number += 1
-        self._ordered = self._gateway.order_checkpoint(self._number, Barrier(-1, anew=anew)) or 0
+        self._ordered = (
+            self._gateway.order_checkpoint(self._number, msgspec.structs.replace(self._barrier, anew=anew)) or 0
+        )
         return self._ordered
 
     def _order(self) -> None:
@@ -165,7 +175,7 @@ class Checkpointer:
 
         Only if not everything is covered after a while they are told again: keys may have been under way.
         """
-        self._next = time.monotonic() + self._every
+        self._next = self._uptime() + self._every
         is_idle = self._gateway.ingress.tail() == self._ordered + 1
         self._idle = self._idle + 1 if is_idle else 0
         is_due = self._idle % PERSISTENCE == 0 and not self._gateway.has_saved
@@ -174,7 +184,7 @@ class Checkpointer:
             self._tell()
 
     def _uploader(self, name: str) -> Uploader:
-        spool, parts = self._logs.increments(name), self._parts
+        spool, parts = self._spool_of(name), self._parts_of(name)
         return Uploader(self.stage, name, parts, spool, self.store, self._count, self._since)
 
     def _count(self, saved: Checkpointed) -> None:
@@ -191,4 +201,4 @@ class Checkpointer:
                 self._stopping.wait(self.backoff.failed(error))
             else:
                 self.backoff.succeeded()
-                self._wake.wait(max(self._next - time.monotonic(), 0.0))
+                self._wake.wait(max(self._next - self._uptime(), 0.0))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.increments import Version
+from whimbrel.core.keys import Selection
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Message, Move
 from whimbrel.core.restoration import loads
-from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane, Log
@@ -30,14 +30,32 @@ ENTRY = 1 << 20
 """Bytes of messages in an entry of an inbox, about."""
 
 
+class Fencing(Protocol):
+    """The outlet, as far as a restoration needs it."""
+
+    def fence(self, move: Move, timeout: float) -> bool:
+        """Let out nothing more of what the lost owner emitted; False if that does not last within so many seconds."""
+
+    def delivered_of(self, selection: Selection) -> dict[str, int]:
+        """By key: up to which `seq` its results are out."""
+
+
 class Restoring:
     """Restorations of one stage, as far as its gateway takes part."""
 
     def __init__(
-        self, stage: str, gateway: Gateway, outlet: ThreadedOutlet, inbox_of: Callable[[str], Log], store: CentralStore
+        self,
+        stage: str,
+        gateway: Gateway,
+        outlet: Fencing,
+        inbox_of: Callable[[str], Log],
+        store: CentralStore,
+        encode: Callable[[Sequence[codec.Content]], bytes] = codec.encode_messages,
+        token: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
+        """`encode` makes an inbox entry of messages; `token` is another one at each call."""
         self._stage, self._gateway, self._outlet, self._inbox_of = stage, gateway, outlet, inbox_of
-        self._store = store
+        self._store, self._encode, self._token = store, encode, token
         self._loading = threading.Lock()
         """Two loads must not mix: a key's pieces belong together."""
 
@@ -61,9 +79,9 @@ class Restoring:
             since = self.since(checkpoint)
             delivered = self._outlet.delivered_of(move.selection)
             counted = _Counted(self._versions(move, checkpoint))
-            inbox, writer = self._inbox_of(move.destination), f"store/{move.id}/{secrets.token_hex(8)}"
+            inbox, writer = self._inbox_of(move.destination), f"store/{move.id}/{self._token()}"
             for number, messages in enumerate(_bundled(loads(move, counted, delivered))):
-                blob = codec.encode_messages((message.kind, message.bin, message.body) for message in messages)
+                blob = self._encode([(message.kind, message.bin, message.body) for message in messages])
                 inbox.append(blob, count=len(messages), writer=writer, counter=number, lane=Lane.CONTROL)
         return Loaded({self._gateway.name: since}, counted.keys, counted.size)
 

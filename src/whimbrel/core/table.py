@@ -8,6 +8,7 @@ state, copies of keys that live elsewhere, large states that leave or come in pi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from heapq import heapify, heappush
 from typing import Any
 
@@ -37,6 +38,12 @@ class Entry:
         self.offset = -1
 
 
+@cache
+def _decoder(type: Any) -> msgspec.msgpack.Decoder[Any]:
+    """To make one takes longer than to make a table, and there is a table for each part."""
+    return msgspec.msgpack.Decoder(type)
+
+
 class KeyTable:
     """The keys of one part."""
 
@@ -60,8 +67,7 @@ class KeyTable:
         self._waited: set[str] = set()
         self._delta = Delta()
         self._type = state_type
-        self._event = msgspec.msgpack.Decoder(event_type)
-        self._state: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state_type)
+        self._event, self._state = _decoder(event_type), _decoder(state_type)
 
     def weigh(self) -> int:
         """How many bytes of state there are, with those that are on their way through here and others' copies."""

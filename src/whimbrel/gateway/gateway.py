@@ -232,7 +232,9 @@ class Gateway:
         if self._wall_clock:
             self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
         if not self.has_told_time:
-            self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+            with self._turn():  # first what an append that failed has left undone: nothing else may ever come
+                if self._told_us < self._latest_us:
+                    self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
     def latest_allowed_us(self) -> int | None:
         """The event time behind which an event is from the future; None: there is no bound."""
@@ -242,8 +244,8 @@ class Gateway:
 
     @property
     def has_told_time(self) -> bool:
-        """Whether the instances know how late it is."""
-        return self._told_us >= self._latest_us
+        """Whether the last tick is in the inboxes, and all that came before it."""
+        return not self._unsure and self._told_us >= self._latest_us
 
     def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> int | None:
         with self._turn():

@@ -317,7 +317,14 @@ class GatewayRole:
         from whimbrel.checkpoints.checkpointer import Checkpointer
 
         return Checkpointer(
-            stage.name, stage.groups, gateway, self.logs, self.store, self._save_every, self.clock_us, self._run
+            stage.name,
+            lambda instance: stage.groups,
+            gateway,
+            self.logs.increments,
+            self.store,
+            self._save_every,
+            self.clock_us,
+            self._run,
         )
 
     def errors(self) -> list[Exception]:

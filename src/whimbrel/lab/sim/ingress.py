@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from whimbrel.core.errors import Retry
-from whimbrel.core.record import Barrier
 from whimbrel.core.router import Command, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.lab.sim.actors import Actor, Died
@@ -52,6 +51,8 @@ class GatewayActor(Actor):
             stores=world.saves,
             uptime=lambda: int(world.now * 1e6),
         )
+        if world.saves:
+            self.gateway.keep_from(-1)  # as the checkpointer beside it does, before anything is trimmed
 
     @property
     def is_there(self) -> bool:
@@ -108,13 +109,10 @@ class GatewayActor(Actor):
         return self.gateway.horizon()
 
     def _choose(self) -> None:
-        """What comes next: an order to save, a tick, or records. It is given again until it is known to be there."""
+        """What comes next: a tick, or records. It is given again until it is known to be there."""
         rng = self.world.random
         self.left -= 1
-        if self.world.saves and rng.random() < 0.25:
-            save = Barrier(-1, rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
-            self.giving = lambda: self.gateway.order_checkpoint(self.ingress.counter("increments") + 1, save)
-        elif rng.random() < 0.25:
+        if rng.random() < 0.25:
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
         else:
             known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more come later

@@ -12,6 +12,7 @@ from whimbrel.log.contract import Entry, Lane
 from whimbrel.log.memory import MemoryLog
 
 if TYPE_CHECKING:
+    from whimbrel.lab.sim.actors import Actor
     from whimbrel.lab.sim.world import World
 
 
@@ -42,6 +43,8 @@ class SimLog(MemoryLog):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
+        self.reader: Actor | None = None
+        """The actor that waits for what is appended."""
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
@@ -53,6 +56,8 @@ class SimLog(MemoryLog):
             again = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
             assert again is None, "a repetition changes nothing"
         self.appended(position, blob, writer)
+        if self.reader is not None:
+            world.wake(self.reader)
         world.maybe_stumble(0.005)
         return position
 

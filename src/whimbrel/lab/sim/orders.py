@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from whimbrel.checkpoints.restoring import Restoring
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Refused, Retry, Unavailable, Unstarted
+from whimbrel.core.errors import Refused, Retry, Stop, Unavailable, Unstarted
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.core.protocols.machine import Abandoned, Command, Loaded, Migration, Takeover
 from whimbrel.core.record import Move, Report
-from whimbrel.core.restoration import loads
 from whimbrel.core.router import Command as RouterCommand
 from whimbrel.core.router import RouteTable
-from whimbrel.lab.sim.actors import Actor, Died
+from whimbrel.lab.sim.actors import Actor, Died, Violation
 from whimbrel.log.contract import Lane
 from whimbrel.orchestrator.decisions import Decisions, Order, Place, RestoreOrder
 from whimbrel.orchestrator.deeds import Deeds
@@ -115,20 +115,23 @@ class Gateway:
         world.maybe_die(0.02)
 
     def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
-        """Bring what the store has into the destination's inbox; each time as another writer."""
         world = self._world
         if not all(gateway.is_there for gateway in world.gateways.values()) or not world.outlet.alive:
             raise Retry("a gateway or the outlet is away")
-        since = {name: gateway.horizon() + 1 for name, gateway in world.gateways.items()}
-        delivered = world.outlet.outlet.delivered_of(move.selection)
-        versions = world.store.newest(move.selection)
         self.loads += 1
-        inbox, writer = world.inboxes[move.destination], f"coordinator/{move.id}/LOAD/{self.loads}"
-        for number, message in enumerate(loads(move, versions.values(), delivered)):
-            blob = inbox.encode([(message.kind, message.bin, memoryview(message.body))])
-            inbox.append(blob, count=1, writer=writer, counter=number, lane=Lane.CONTROL)
-            world.maybe_die(0.02)
-        return Loaded(since, len(versions), sum(len(version.key_state) for version in versions.values()))
+        inbox, (gateway,) = world.inboxes[move.destination], world.gateways.values()
+        outlet: Any = world.outlet.outlet
+        encode: Any = inbox.encode
+        restoring = Restoring(
+            STAGE, gateway.gateway, outlet, lambda name: inbox, world.store.central, encode, lambda: str(self.loads)
+        )
+        try:
+            return restoring.load(move, checkpoint)
+        except Stop as error:
+            raise Violation("lost", f"the store cannot be read: {error}") from error
+        except Died:  # the gateway, which loads, and not the coordinator, which has asked for it
+            gateway.die()
+            raise Retry("the gateway is away") from None
 
 
 class Site:
@@ -162,7 +165,7 @@ class Site:
 
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]
-        if world.chaos and world.random.random() < 0.05:
+        if world.chaos and world.random.random() < 0.2:
             raise Unavailable("the site is not heard")
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
@@ -171,7 +174,12 @@ class Site:
         if world.chaos and world.random.random() < 0.1:
             raise Retry("it began to run, and stopped") if begun else Unstarted("no such master")
         actor.start(self.name)
-        world.maybe_stumble()
+        try:
+            actor.work()  # it answers when it serves
+        except Died:
+            actor.die()
+        if world.chaos and world.random.random() < 0.2:
+            raise Retry("the answer is lost")
 
 
 class CoordinatorActor(Actor):
@@ -216,6 +224,7 @@ class CoordinatorActor(Actor):
 
     def hear(self, notice: Report) -> None:
         """A notice, from the outlet. Raises `Retry` if it may not have been heard."""
+        self.world.wake(self)
         try:
             self.decisions.hear(STAGE, notice)
         except Died:  # the coordinator, not the one who tells it
@@ -236,7 +245,8 @@ class CoordinatorActor(Actor):
         if self.todo.queues:
             self._do(rng.choice(list(self.todo.queues)))
             return True
-        self.decisions.retire()
+        if rng.random() < 0.2:
+            self.decisions.retire()
         if self._restore():
             return True
         open_ones = [m for m in self.coordinator.open.values() if not m.is_over]
@@ -251,7 +261,8 @@ class CoordinatorActor(Actor):
         if more and rng.random() < 0.3:
             self._order()
             return True
-        return bool(open_ones or more or world.suspects or self.coordinator.interrupted())
+        waits = standbys or more or world.suspects or (open_ones and self.impatience)
+        return bool(waits or self.coordinator.interrupted())
 
     def _do(self, place: Place) -> None:
         """Carry out the next command of a migration; one that fails stays the next."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from whimbrel.core.errors import Diverged
+from whimbrel.core.errors import Diverged, Trimmed
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.lab.sim.actors import Violation
 from whimbrel.lab.sim.check import Invariants, check_end
 from whimbrel.lab.sim.orders import MIXED
 from whimbrel.lab.sim.sabotage import sabotaged
-from whimbrel.lab.sim.world import World
+from whimbrel.lab.sim.world import Stuck, World
 
 CHOICES = [*PROTOCOLS, MIXED]
 """What a world can be made with."""
@@ -55,6 +55,10 @@ def run_seed(protocol: str, seed: int) -> World:
         raise
     except Diverged as error:
         raise Violation("repeated otherwise", str(error)) from error
+    except Trimmed as error:
+        raise Violation("lost", f"what is needed is trimmed: {error}") from error
+    except Stuck as error:
+        raise Violation("settled", str(error)) from error
     except Exception as error:  # nothing that can happen here may raise anything
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
     for migration in world.coordinator.every:

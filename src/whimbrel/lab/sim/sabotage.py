@@ -16,9 +16,11 @@ from whimbrel.checkpoints.uploader import Uploader
 from whimbrel.checkpoints.version import Increment
 from whimbrel.core import wire
 from whimbrel.core.arrival import Arrival
+from whimbrel.core.errors import Unavailable
 from whimbrel.core.gate import Gate
 from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
+from whimbrel.core.protocols.machine import Command, CopyCheckpoint, Event, Failed, StartInstance
 from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, Result
 from whimbrel.core.restoration import Restoration
 from whimbrel.core.serving import Serving
@@ -28,6 +30,8 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane
 from whimbrel.log.spool import Confirmed
+from whimbrel.orchestrator.decisions import Decisions
+from whimbrel.orchestrator.deeds import Deeds
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -133,8 +137,43 @@ def _stay_torn(self: Outlet) -> None:
     """Go on after an error as if nothing had happened."""
 
 
+def _journal_late(self: Decisions, stage: str, id: str, event: Event) -> None:
+    """Act on a decision, and write it down with the next one."""
+    coordinator, now_us = self.stages[stage], self.now_us()
+    draft, commands = coordinator.decide(id, event, now_us)
+    late = vars(self).setdefault("late", [])
+    self.journal.write(*late)
+    coordinator.accept(draft, now_us)
+    late[:] = [draft]
+    self._queue(draft, commands)
+
+
+def _start_anywhere(self: Deeds, stage: str, id: str, command: Command) -> None:
+    """A site that cannot be reached has not started the instance."""
+    try:
+        self._carry_out(stage, id, command)
+    except Unavailable as error:
+        if not isinstance(command, StartInstance | CopyCheckpoint):
+            raise
+        self._answer(stage, id, Failed(str(error)))
+
+
+def _position_first(self: Uploader) -> None:
+    """Give up what was read from a spool, and carry it then."""
+    self.spool.trim(self.spool.log.tail(), self._heard)
+    _carry(self)
+
+
+def _tick_once(self: Gateway, counter: int) -> None:
+    """A tick that is in the ingress log is said to be everywhere."""
+    if self._wall_clock:
+        self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
+    if self._told_us < self._latest_us:
+        self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+
+
 _ship, _fence, _pass, _commit = SwitchOut.ship, Gate.fence, Outlet._pass, Outlet._commit
-_ingest = Gateway.ingest
+_ingest, _carry = Gateway.ingest, Uploader.step
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -159,6 +198,10 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "commit-before-telling": (Outlet, "_commit", _tell_first),
     "append-first": (Gateway, "ingest", _acknowledge_first),
     "going-back": (Outlet, "_go_back", _stay_torn),
+    "journal-first": (Decisions, "_tell", _journal_late),
+    "one-checkpoint": (Deeds, "do", _start_anywhere),
+    "spool-position": (Uploader, "step", _position_first),
+    "last-tick": (Gateway, "tick", _tick_once),
 }
 
 

@@ -1,5 +1,5 @@
-"""The actor that carries increments to the central store: drives the product's own uploaders, over objects that
-fail."""
+"""The actor beside the gateway that keeps the central store: drives the product's own checkpointer, with its uploaders
+and its compaction, over objects that fail."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from whimbrel.checkpoints.central import CentralStore
-from whimbrel.checkpoints.uploader import Uploader
+from whimbrel.checkpoints.checkpointer import Checkpointer
 from whimbrel.checkpoints.version import Segment
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry, Stop
 from whimbrel.core.increments import Version
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Checkpointed
-from whimbrel.lab.sim.actors import Actor, Violation
+from whimbrel.core.record import Barrier
+from whimbrel.gateway.gateway import Gateway
+from whimbrel.lab.sim.actors import Actor, Died, Violation
 from whimbrel.log.contract import Lane
 
 if TYPE_CHECKING:
+    from whimbrel.lab.sim.ingress import GatewayActor
     from whimbrel.lab.sim.world import World
 
 STAGE = "stage"
@@ -29,10 +31,12 @@ class Objects:
     def __init__(self, world: World) -> None:
         self._world = world
         self.blobs: dict[str, bytes] = {}
+        self.changes = 0
 
     def put(self, name: str, blob: bytes) -> None:
         self._world.maybe_stumble()
         self.blobs[name] = blob
+        self.changes += 1
         self._world.maybe_stumble()
 
     def get(self, name: str) -> bytes | None:
@@ -46,11 +50,13 @@ class Objects:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            self.blobs.pop(name, None)
+            self.changes += self.blobs.pop(name, None) is not None
+            self._world.maybe_stumble(0.005)
 
 
 class StoreActor(Actor):
-    """Lets an uploader for each instance step. Its death takes away all but spools and objects."""
+    """Lets the checkpointer of the gateway step: orders checkpoints, carries increments, compacts. It lives and dies
+    with the gateway."""
 
     kind = "store"
 
@@ -58,36 +64,62 @@ class StoreActor(Actor):
         super().__init__(world)
         self.objects = Objects(world)
         self.central = CentralStore(self.objects)
-        self.revive()
+        rng = world.random
+        self.every = rng.choice([1.0, 4.0, 12.0])
+        self.barrier = Barrier(-1, rng.choice([1, 150, 1 << 20]), rng.choice([8, 1 << 20]))
+        self.checkpointer: Checkpointer | None = None
+        self._gateway: Gateway | None = None
 
     def revive(self) -> None:
-        self.uploaders = {
-            name: Uploader(STAGE, name, self.world.instances[name].count, spool, self.central, self._committed)
-            for name, spool in self.world.spools.items()
-        }
-        self.carried: dict[str, tuple[int, int]] = {}
-        """By instance: up to where its spool has been carried."""
+        self.checkpointer = None
 
     def work(self) -> bool:
-        names = sorted(self.uploaders)
-        for name in self.world.random.sample(names, len(names)):
-            log = self.world.spools[name].log
-            ends = (log.tail(), log.tail(Lane.CONTROL))
-            if self.carried.get(name) == ends:
-                continue
-            try:
-                self.uploaders[name].step()
-            except Retry:
-                self.world.tally["store stumbled"] += 1
-            else:
-                self.carried[name] = ends
+        world, gateway = self.world, self.gateway
+        if not gateway.is_there:
+            return False
+        before = self._seen()
+        try:
+            if self.checkpointer is None or self._gateway is not gateway.gateway:
+                self._begin(gateway.gateway)
+            assert self.checkpointer is not None
+            self.checkpointer.step()
+        except Retry:
+            world.tally["store stumbled"] += 1
             return True
-        return False
+        except Died:
+            gateway.die()
+            raise
+        return self._seen() != before
 
-    def _committed(self, saved: Checkpointed) -> None:
-        gateway = self.world.gateways[saved.src]
-        if gateway.is_there:
-            gateway.gateway.count(saved)
+    @property
+    def gateway(self) -> GatewayActor:
+        """The one that a stage has."""
+        return next(iter(self.world.gateways.values()))
+
+    def _begin(self, gateway: Gateway) -> None:
+        world = self.world
+        parts, spools = {name: one.count for name, one in world.instances.items()}, world.spools
+        clock, uptime = lambda: world.now_us, lambda: world.now
+        store, every, barrier = self.central, self.every, self.barrier
+        self._gateway = gateway
+        self.checkpointer = Checkpointer(
+            STAGE,
+            parts.__getitem__,
+            gateway,
+            spools.__getitem__,
+            store,
+            every,
+            clock,
+            "run",
+            uptime=uptime,
+            barrier=barrier,
+        )
+        self.checkpointer.place(sorted(world.instances))
+
+    def _seen(self) -> tuple[object, ...]:
+        """Changes when the checkpointer has done something."""
+        spools = [(spool.log.head(), spool.log.head(Lane.CONTROL)) for spool in self.world.spools.values()]
+        return self.objects.changes, self.gateway.ingress.tail(), spools
 
     def newest(self, selection: Selection) -> dict[str, Version]:
         """By key: the version that counts."""
@@ -97,7 +129,7 @@ class StoreActor(Actor):
             raise Violation("lost", f"the store cannot be read: {error}") from error
 
     def whole(self) -> Iterator[Version]:
-        """Every version that has ever come."""
-        for name in self.objects.names(f"{STAGE}/segments"):
+        """Every version that is there."""
+        for name in (*self.objects.names(f"{STAGE}/segments"), *self.objects.names(f"{STAGE}/base-segments")):
             segment = wire.unpack(self.objects.blobs[name], Segment)
             yield from wire.decode(segment.versions, list[Version])
