@@ -99,7 +99,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 Event = Ordered | Abandoned | Takeover | Report | Stopped | Copied | Started | Failed | Fenced | Loaded
 
-# ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
+# ── Commands in addition to those of the router ──────────────────────────────────────────────────────────────────────
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
