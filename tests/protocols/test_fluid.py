@@ -273,9 +273,9 @@ def test_two_selections_for_one_destination_both_move(coordinator: Coordinator, 
         ("push", {"order": "demand"}, "unknown order 'demand'; there is: arrival, key"),
         ("push", {"order": "whatever"}, "unknown order 'whatever'; there is: arrival, key"),
         ("fluid", {"plan": "slowly"}, "unknown plan 'slowly'"),
-        ("fluid", {"step": 0}, "step must be at least 1, not 0"),
-        ("fetch", {"step": -1}, "step must be at least 1, not -1"),
-        ("fetch", {"split": 0}, "split must be at least 1, not 0"),
+        ("fluid", {"step": 0}, "step must be at least 1, got 0"),
+        ("fetch", {"step": -1}, "step must be at least 1, got -1"),
+        ("fetch", {"split": 0}, "split must be at least 1, got 0"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(

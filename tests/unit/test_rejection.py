@@ -64,7 +64,7 @@ def reasons(out: Emissions) -> list[str]:
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(damaged, "checksum"), (newer, "format 2"), (of_another_job, r"the state of key 'j' is no Tape\.State")],
+    [(damaged, "checksum"), (newer, "format 2"), (of_another_job, r"the state of key 'j' does not match Tape\.State")],
 )
 def test_a_parcel_that_does_not_fit_is_refused_as_a_whole(spoil: Any, why: str) -> None:
     instance = part("b")

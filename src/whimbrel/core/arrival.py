@@ -1,8 +1,8 @@
-"""Keys that come: what the destination instance of a move does.
+"""Keys that arrive: the destination instance's role in a move.
 
-A key is WAITING until its parcel is here: its records are buffered. Then it is a SHADOW: the buffered records behind
-the parcel's `seq` and all that follow are applied in silence (the emission filter), because the source still speaks.
-After CUTOVER the destination speaks. Parcels come through the control lane and may be here before BEGIN is.
+A key is WAITING until its parcel arrives: its records are buffered. Then it is a SHADOW: the buffered records behind
+the parcel's `seq` and all later ones are applied without emitting (the emission filter), because the source still
+emits. After CUTOVER the destination emits. Parcels use the control lane and may arrive before BEGIN.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 class Receiver(msgspec.Struct):
-    """Puts a move's parcels together, and ends it."""
+    """Reassembles a move's parcels, and completes the move."""
 
     ready: bool = False
-    """Everything that is to come is here."""
+    """All state has arrived."""
     rejected: str = ""
-    """Why something that came with the move was refused: it cannot become ready."""
+    """Why a message of the move was refused: the move cannot become ready."""
 
     keeps: ClassVar[bool] = False
-    """Whether there is no way back: what was refused, and all that comes behind it, waits for somebody who can read it.
-    Otherwise the move is called off, and the source has everything."""
+    """Whether the move is past the point of no return: a refused message, and all behind it, are kept until a version
+    that can read them is started. Otherwise the move is aborted, and the source still has all keys."""
     strict: ClassVar[bool] = True
-    """Whether the states of another version of the job must be what the operator's class says."""
+    """Whether states of another version of the job must match the operator's class."""
 
     def is_silent(self, src: str) -> bool:
-        """Whether another instance speaks for the keys that come through this router."""
+        """Whether another instance emits the results of the keys of this router."""
         raise NotImplementedError
 
     def silences(self, record: Record) -> bool:
-        """The emission filter: whether a record's results are thrown away."""
+        """The emission filter: whether a record's results are discarded."""
         return self.is_silent(record.src)
 
     def joined(self, instance: Instance, parcel: Parcel) -> dict[str, KeyState]:
-        """What a parcel brings, or is the last piece of. Raises `Corrupt`, and nothing is taken, if it does not fit."""
+        """The states that a parcel contains or completes. Raises `Corrupt`, and takes nothing, if one does not fit."""
         is_cut = parcel.pieces != 1
         loads = self._gathered(instance, parcel) if is_cut else parcel.keys
         for key, key_state in loads.items():
@@ -62,25 +62,25 @@ class Receiver(msgspec.Struct):
         return loads
 
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
-        """The keys are ours for good."""
+        """This part is now the owner of the keys."""
         instance.epochs.put(move.selection, move.epoch)
         part = (move.id, instance.name, instance.part, instance.parts)
         out.notices.append(Opened(*part, move.selection, move.epoch, replayed, silent))
 
 
 class Arrival(Receiver):
-    """How far a move has come at one part of its destination. Sets name the routers a marker has come from."""
+    """The progress of a move at one part of its destination. Sets name the routers a marker has come from."""
 
     move: Move | None = None
-    """None while only parcels have come."""
+    """None while only parcels have arrived."""
     begun: set[str] = set()
     cut: set[str] = set()
     off: set[str] = set()
     shipped: set[int] = set()
-    """Which parts of the source have sent everything."""
+    """The parts of the source that have sent all their parcels."""
     parts: int = 0
     sent: int = 0
-    """How many parcels they have sent here; and how many have been taken."""
+    """Number of parcels they have sent to this part, and number of parcels installed."""
     taken: int = 0
     ticks: list[Tick] = []
 
@@ -89,31 +89,31 @@ class Arrival(Receiver):
         return self.move is not None and key in self.move.selection
 
     def is_silent(self, src: str) -> bool:
-        """The emission filter: until its router has cut over, a key's results come from the source."""
+        """The emission filter: until its router has cut over, the source emits a key's results."""
         return src not in self.cut
 
     def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
-        """Whether the time of a key that comes through this router stands still, at both ends."""
+        """Whether the event time of a key of this router is frozen, at both ends."""
         return self.move is not None and self.move.hold and src not in self.cut
 
     def buffers(self, key: str, instance: Instance) -> bool:
-        """Whether the key's state may still be under way."""
+        """Whether the key's state may still be in transit."""
         return not self.ready and key not in instance.table.entries
 
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
-        """A data record of a coming key."""
+        """Handle a data record of an arriving key."""
         if self.buffers(record.key, instance):
             instance.table.buffer(record)
         else:
             instance.serving.serve(record, out, self.is_silent(record.src))
 
     def note_tick(self, record: Record) -> None:
-        """A tick has come while some keys' states are under way."""
+        """Keep a tick for keys whose states are still in transit."""
         if not self.ready and self.move is not None and not self.move.hold:
             self.ticks.append(Tick.of(record))
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        """A parcel has come: its keys' states are here, and what waited for them is applied."""
+        """Install the states of a parcel and apply the records buffered for them."""
         for key, key_state in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
                 instance.table.install(key, key_state)
@@ -124,7 +124,7 @@ class Arrival(Receiver):
         catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
-        """A part of the source has sent everything."""
+        """A part of the source has sent all its parcels."""
         if shipped.part not in self.shipped:
             here = (number for bin, number in shipped.parcels if part_of(bin, instance.parts) == instance.part)
             self.sent += sum(here)
@@ -133,7 +133,7 @@ class Arrival(Receiver):
         self._check_ready(instance, out)
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come."""
+        """Handle a marker."""
         assert self.move is not None
         if kind == Kind.BEGIN:
             self.begun.add(record.src)
@@ -155,14 +155,14 @@ class Arrival(Receiver):
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
-        """When everything is here, keys that still wait are keys the source has never had: they start from nothing."""
+        """When all state has arrived, the source never had the keys that still wait: they start with a fresh state."""
         if self.ready or self.rejected or self.move is None or self.begun != self.move.routers:
             return
         if not self.parts or len(self.shipped) < self.parts:
             return
         dirty = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
         if self.taken < self.sent and instance.incoming.turn_down({self.move.id: self}, dirty, out):
-            return  # what could not be read did not say that it was ours
+            return  # an unreadable parcel does not name its move
         for key in sorted(key for key in instance.table.waiting if self.takes(key)):
             self._catch_up(instance, key, out)
         self.ready = True
@@ -178,7 +178,7 @@ def catch_up(
     out: Emissions,
     is_silent: Callable[[str], bool],
 ) -> None:
-    """Apply what waited for a key, ticks included, in the order of its stream."""
+    """Apply the records and ticks that waited for a key, in the order of its stream."""
     entry = instance.table.entries.get(key)
     if entry is None and not records:
         return

@@ -1,8 +1,8 @@
-"""Who shall have what: deals bins and single keys out to instances, so that each has about as many keys.
+"""Load balancing: assigns bins and single keys to instances, so that each has about the same number of keys.
 
-Pure planning, before a coordinator makes migrations of it. What is dealt out is a unit, which never comes apart: a bin,
-weighed by the known keys in it, or a key that is routed singly. Bins in which no key is known weigh nothing; they are
-dealt out by their number, so that the keys to come are shared as well.
+Pure planning, before a coordinator turns it into migrations. The item of assignment is an indivisible unit: a bin,
+weighted by the known keys in it, or a key that is routed individually. Bins without known keys have no weight; they are
+assigned by their count, so that future keys are distributed as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from whimbrel.core.keys import Selection, bin_of
 Unit = int | str
 """A bin, or a key."""
 Held = Mapping[str, Mapping[Unit, int]]
-"""By instance: what it has, each unit with its weight."""
+"""By instance: its units, each with its weight."""
 Transfers = dict[tuple[str, str], set[Unit]]
-"""By source and destination: what is to be moved."""
+"""By source and destination: the units to move."""
 
 
 def weigh(selection: Selection, known: Iterable[str]) -> dict[Unit, int]:
@@ -30,14 +30,14 @@ def weigh(selection: Selection, known: Iterable[str]) -> dict[Unit, int]:
 
 
 def place(held: Held, to: Sequence[str]) -> Transfers:
-    """Bring all that others have to these instances, heaviest first, each unit to whoever has least by then."""
+    """Move all units of other instances to these, heaviest first, each to the instance with the least load then."""
     return _plan(held, to, even=False)
 
 
 def level(held: Held, to: Sequence[str]) -> Transfers:
-    """As `place`; then even these instances out, and move no more for it than that takes.
+    """As `place`; then balance these instances with as few moves as needed.
 
-    Afterwards none of them has a unit that the one with least could take without getting as much.
+    Afterwards none of them has a unit that the least loaded one could take without reaching the same load.
     """
     return _plan(held, to, even=True)
 
@@ -50,11 +50,11 @@ def select(units: Iterable[Unit], part: Selection) -> Selection:
 
 
 Item = tuple[int, str, Unit]
-"""Weight, then what makes the order the same each time, then the unit."""
+"""Weight, a tie-breaker that makes the order deterministic, and the unit."""
 
 
 class _Pile:
-    """What one instance has, lightest first."""
+    """The units of one instance, lightest first."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items = sorted(items)
@@ -65,7 +65,7 @@ class _Pile:
         self.load += item[0]
 
     def give(self, gap: int) -> Item | None:
-        """What closes a gap best: the heaviest unit of at most half of it, or else the lightest, if that helps."""
+        """Remove the unit that closes a gap best: the heaviest of at most half of it, else the lightest if below it."""
         place = max(bisect_right(self.items, gap // 2, key=lambda item: item[0]) - 1, 0)
         if not self.items or self.items[place][0] >= gap:
             return None
@@ -94,7 +94,7 @@ def _plan(held: Held, to: Sequence[str], *, even: bool) -> Transfers:
 
 
 def _even_out(piles: list[_Pile]) -> None:
-    while True:  # each turn brings two of them nearer to each other, so there is a last one
+    while True:  # terminates, because each iteration reduces the difference between two piles
         low = min(piles, key=_load)
         gifts = (high.give(high.load - low.load) for high in sorted(piles, key=_load, reverse=True))
         gift = next((gift for gift in gifts if gift is not None), None)

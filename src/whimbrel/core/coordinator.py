@@ -1,7 +1,7 @@
-"""The coordinator of one stage: which migrations there are, whether a new one may start, and what each event means.
+"""The coordinator of one stage: holds its migrations, decides whether a new one may start, and applies events to them.
 
-Knows the stage's routes and which instance runs at which site. Pure: whoever runs it journals a migration after each
-event, before carrying out the commands that `handle` returned, and after a restart carries out what `resume` returns.
+Has the stage's routes and the site of each instance. Pure: the orchestrator journals a migration after each event,
+before it carries out the commands that `handle` returned; after a restart it carries out the commands of `adopt`.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ class Coordinator:
 
     def __init__(self, stage: str, table: RouteTable, sites: dict[str, str], routers: frozenset[str]) -> None:
         self.stage, self.table, self.sites, self.routers = stage, table, sites, routers
-        """`sites`: by instance, where it runs."""
+        """`sites`: by instance, the site where it runs."""
         self.first = table.owners.by_bin[0]
         self.retired = Retired()
-        """What is left of migrations that are forgotten."""
+        """The combined effect of removed migrations."""
         self.migrations: dict[str, Migration] = {}
-        """All that are remembered, in the order in which they were ordered."""
+        """All migrations that are kept, in the order in which they were ordered."""
         self.open: dict[str, Migration] = {}
-        """Those that are under way, or aborted but not yet cleaned up at their destination: an event concerns no
-        other."""
+        """Migrations that are running, or aborted but not yet cleaned up at their destination: events concern only
+        these."""
         self._restorations: dict[str, list[Migration]] = {}
         """By lost instance: the attempts to restore it, oldest first."""
         self._queued: list[Migration] = []
         """Later turns of plans."""
         self._plans: dict[str, list[Migration]] = {}
-        """By plan of those: all its turns."""
+        """By plan that has queued turns: all its turns."""
 
     # ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(
         self, wanted: Sequence[tuple[Selection, str]], site: str, protocol: str, id: str, **options: Any
     ) -> list[Migration]:
-        """What brings each selection to its instance at a site: a migration for each instance that has some of it.
+        """The migrations that bring each selection to its instance at a site: one per instance that owns some of it.
 
-        None at all if everything is there already. Raises, and changes nothing, if it cannot be done now. A restart
-        brings whole instances to the site, and leaves those alone that are there. `options` are what the protocol lets
-        an order choose: its own options, budget and chunk, and the plan of `fluid`.
+        Empty if all keys are there already. Raises, and changes nothing, if it cannot be done now. A restart brings
+        whole instances to the site, and skips those that are already there. `options` are those that the protocol lets
+        an order set: its own options, budget and chunk, and the plan of `fluid`.
         """
         rules = protocol_named(protocol)
         if rules is RESTORE:
-            raise Refused("restore brings back what a lost instance had; what runs is moved by live, pause and others")
+            raise Refused("restore brings back what a lost instance had; move running ones with live, pause or others")
         check_options(rules, options)
         turns = {name: options.pop(name) for name in ("plan", "step") if rules is FLUID and name in options}
         planned: list[Migration] = []
@@ -91,7 +91,7 @@ class Coordinator:
         there = {name for name, place in self.sites.items() if place == site} if relocates else {destination}
         owners = sorted({*self.table.owners.values(selection)} - there)
         for name in self.lost() & {*owners, destination}:
-            raise Refused(f"{name} is lost: its keys must be restored first, and it must be back")
+            raise Refused(f"{name} is lost: restore its keys first, and wait until it is back")
         planned = []
         for number, owner in enumerate(owners):
             share = self.table.owners.select(owner, selection)
@@ -119,12 +119,12 @@ class Coordinator:
     def plan_restore(
         self, lost: str, destination: str, id: str, checkpoint: int | None = None, **options: Any
     ) -> Migration:
-        """What brings everything that a lost instance had, was sending or was to have, to another one. That may be
-        nothing: then it is at least known to be lost, and what could be undone without it is.
+        """The migration that brings all keys that a lost instance had, was sending or was to receive, to another one.
+        There may be none: then it only marks the instance as lost, and the moves that can be undone without it are.
 
-        Raises, and changes nothing, if it cannot be done now: if several are lost, one may have to wait for another,
-        whose moves are in its way. Starting it ends the migrations that `ended_by` lists. `checkpoint`: from which one
-        the keys come, if not in their newest versions.
+        Raises, and changes nothing, if it cannot be done now: if several instances are lost, one may have to wait for
+        another, whose moves conflict with it. Starting it ends the migrations that `ended_by` lists. `checkpoint`: the
+        checkpoint to restore from, if not from the newest versions.
         """
         check_options(RESTORE, options)
         for name in (lost, destination):
@@ -160,7 +160,7 @@ class Coordinator:
         return Migration(move, self.sites[lost], self.sites[destination], checkpoint=checkpoint)
 
     def _needs(self, migration: Migration, instance: str) -> bool:
-        """Whether a migration cannot come to its end without an instance: not if it can be undone without it."""
+        """Whether a migration cannot finish without an instance: False if it can be undone without it."""
         if migration.is_over or migration.phase == ORDERED:
             return False
         if migration.move.source == instance:
@@ -173,25 +173,25 @@ class Coordinator:
         return list(self._restorations.get(lost, ()))
 
     def _is_unheard(self, restoration: Migration) -> bool:
-        """Whether an attempt to restore an instance was abandoned, maybe before anybody heard of it."""
+        """Whether an attempt to restore an instance was aborted before all parties dropped its keys."""
         if restoration.phase != ABORTED or restoration.ended_by or not restoration.has_begun:
             return False
         return not all(restoration.has_heard(Evicted, name) for name in restoration.move.parties)
 
     def hangs_on(self, instance: str) -> bool:
-        """Whether keys, or a migration that cannot be undone without it, would be lost with an instance."""
+        """Whether the loss of an instance would lose keys, or block a migration that cannot be undone without it."""
         owns = instance in self.table.owners.values()
         return owns or any(self._needs(migration, instance) for migration in list(self.open.values()))
 
     def lost(self) -> set[str]:
         """Instances that are being restored elsewhere, or have been and have not come back since."""
-        # The last attempt counts: an earlier one may have been abandoned before anybody had heard of it.
+        # Only the last attempt counts: an earlier one may have been aborted before any party received it.
         last = self._last_attempts()
         away = {name for name, migration in last.items() if not migration.has_heard(Evicted, name)}
         return away.union(self.interrupted()) if last else away
 
     def interrupted(self) -> list[str]:
-        """Lost instances whose keys nobody restores: an attempt was abandoned."""
+        """Lost instances whose keys are not being restored: the last attempt was aborted."""
         last = self._last_attempts()
         return [name for name, migration in last.items() if migration.phase == ABORTED and self._is_orphaned(migration)]
 
@@ -200,7 +200,7 @@ class Coordinator:
         return {lost: one for lost, found in list(self._restorations.items()) for one in found if one.has_begun}
 
     def _is_orphaned(self, restoration: Migration) -> bool:
-        """Whether its keys are still as it has claimed them."""
+        """Whether some of its keys are still assigned to the lost instance, in the epoch of this attempt."""
         move = restoration.move
         share = self.table.owners.select(move.source, move.selection)
         return move.epoch in self.table.epochs.values(share)
@@ -213,7 +213,7 @@ class Coordinator:
         for other in self.open.values():
             ends = {other.move.source, other.move.destination}
             if other.move.id in move.ends or (move.replays and not other.has_begun and move.source in ends):
-                continue  # it ends with the restoration, or never begins
+                continue  # the restoration ends it, or it never begins
             whole = (move.relocates or other.move.relocates) and bool({move.source, move.destination} & ends)
             if other.is_over and other.move.destination != move.destination:
                 continue
@@ -231,8 +231,8 @@ class Coordinator:
                 )
 
     def _undropped_by(self, instance: str) -> list[Migration]:
-        """Restorations whose keys an instance may still have. States that came there now would meet old ones: messages
-        overtake the markers that wait in its inbox, DISCARD among them."""
+        """Restorations whose keys an instance may still hold. New states would collide with the old ones there, because
+        messages overtake the markers queued in its inbox, DISCARD among them."""
         return [
             one
             for attempts in list(self._restorations.values())
@@ -245,7 +245,7 @@ class Coordinator:
             return migration.is_over
         return not migration.has_begun or migration.has_heard(Aborted, migration.move.destination)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Life cycle ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def standby(self, selection: Selection, destination: str) -> Migration | None:
         """The warm standby at an instance for just these keys, if there is one."""
@@ -256,7 +256,7 @@ class Coordinator:
         return None
 
     def start(self, migration: Migration, now_us: int = 0) -> list[Command]:
-        """Take a planned migration in, and begin, if it is its turn."""
+        """Add a planned migration, and begin it if it is its turn."""
         self._take_in(migration)
         return [] if migration.turn else self.handle(migration.move.id, Ordered(), now_us)
 
@@ -271,7 +271,7 @@ class Coordinator:
             self._queued.append(migration)
 
     def _file(self, *migrations: Migration) -> None:
-        """Keep the open ones apart."""
+        """Update the index of open migrations."""
         for migration in migrations:
             if self._is_settled(migration):
                 self.open.pop(migration.move.id, None)
@@ -279,7 +279,7 @@ class Coordinator:
                 self.open[migration.move.id] = migration
 
     def withdraw(self, migration: Migration) -> None:
-        """Forget a migration: it has not happened, for it could not be journalled; or it is over."""
+        """Remove a migration: it could not be journalled and so has not happened, or it is over."""
         id, lost = migration.move.id, migration.move.source
         for known in (self.migrations, self.open):
             known.pop(id, None)
@@ -287,28 +287,28 @@ class Coordinator:
             found[:] = [one for one in found if one is not migration]
 
     def put_back(self, table: RouteTable, migrations: Sequence[Migration]) -> None:
-        """Let the routes, and these migrations, be what they were before one that has not happened."""
+        """Reset the routes and these migrations to their state before one that could not be journalled."""
         self.table = table
         for migration in migrations:
             machine.become(self.migrations[migration.move.id], migration)
             self._file(self.migrations[migration.move.id])
 
     def handle(self, id: str, event: Event, now_us: int = 0) -> list[Command]:
-        """Tell a migration an event; get what is to be done."""
+        """Apply an event to a migration and return the commands to carry out."""
         draft, commands = self.decide(id, event, now_us)
         self.accept(draft, now_us)
         return commands
 
     def decide(self, id: str, event: Event, now_us: int = 0) -> tuple[Migration, list[Command]]:
-        """What an event makes of a migration, and what is to be done then. Changes nothing: it has happened when the
-        draft is journalled, and is then given to `accept`."""
+        """The migration after an event, as a draft, and the commands to carry out. Changes nothing: the event takes
+        effect when the draft is journalled and then passed to `accept`."""
         if id not in self.migrations:
             raise UnknownName("migration", id, list(self.migrations))
         draft = machine.copied(self.migrations[id])
         return draft, machine.handle(PROTOCOLS[draft.move.protocol], draft, event, now_us)
 
     def accept(self, draft: Migration, now_us: int = 0) -> None:
-        """Let a migration be what was decided, and the routes with it."""
+        """Apply a journalled draft to its migration and to the routes."""
         migration = self.migrations[draft.move.id]
         was = migration.phase
         machine.become(migration, draft)
@@ -319,7 +319,7 @@ class Coordinator:
         self._file(migration)
 
     def due(self) -> list[tuple[str, Event]]:
-        """What to tell the migrations whose turn has come; to be asked after each event, and after a restart."""
+        """Events for migrations that must begin or abort now. Call it after each event, and after a restart."""
         told: list[tuple[str, Event]] = []
         self._queued = [m for m in self._queued if m.phase == ORDERED and self.migrations.get(m.move.id) is m]
         waiting = {migration.plan for migration in self._queued}
@@ -351,7 +351,7 @@ class Coordinator:
         return found
 
     def _outlived(self) -> list[tuple[str, Event]]:
-        """Standbys whose keys move in another way, or have moved."""
+        """Standbys whose keys move in another way, or have already moved."""
         standbys = [one for one in self.open.values() if is_waiting_standby(one)]
         if not standbys:
             return []
@@ -368,7 +368,8 @@ class Coordinator:
         ]
 
     def _claim(self, migration: Migration, now_us: int = 0) -> None:
-        """A restoration has begun: what it restores belongs to the lost one until it is done, and to no other move."""
+        """A restoration has begun: its keys stay assigned to the lost instance until it is done, and no other move may
+        use them."""
         if migration.move.replays:
             self.table.orphan(migration.move, migration.move.source)
             for other in self.ended_by(migration):
@@ -377,20 +378,20 @@ class Coordinator:
 
     def _settle(self, migration: Migration) -> None:
         if migration.move.relocates:
-            if migration.move.source in self.sites:  # or it has been scaled away since
+            if migration.move.source in self.sites:  # else the instance has been removed by scaling
                 self.sites[migration.move.source] = migration.to_site
         else:
             self.table.hand_over(migration.move)
 
     def resume(self, retired: Retired) -> None:
-        """After a restart, first of all: begin with what forgotten migrations have left."""
+        """After a restart, before any `adopt`: load the combined effect of removed migrations."""
         self.retired, self.table = retired, retired.table(self.first)
         self.sites |= {name: site for name, site in retired.places.items() if name in self.sites}
 
     def adopt(self, migration: Migration) -> list[Command]:
-        """After a restart: take a journalled migration in again; get what must be said again.
+        """After a restart: add a journalled migration again; return the commands to repeat.
 
-        Migrations are adopted in the order in which they were ordered, so that the routes come out the same.
+        Migrations are adopted in the order in which they were ordered, so that the same routes result.
         """
         self._take_in(migration)
         is_compacted = migration.move.id in self.retired.folded
@@ -403,8 +404,8 @@ class Coordinator:
     # ── Retention ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_needed(self, migration: Migration) -> bool:
-        """Whether one that is over must be known: to later turns of its plan; or because instances have not dropped
-        what it restores elsewhere, and no later attempt has told them so again."""
+        """Whether a finished migration must be kept: for later turns of its plan, or because instances have not dropped
+        the keys that it restores elsewhere, and no later attempt has ordered that again."""
         if any(one.plan == migration.plan for one in self._queued if one.plan):
             return True
         move = migration.move
@@ -415,7 +416,7 @@ class Coordinator:
         return not is_heard or (is_last and self._is_orphaned(migration))
 
     def retire(self, gone: Sequence[Migration], retired: Retired) -> None:
-        """Forget migrations: what `retirement` answered is journalled."""
+        """Remove migrations, after the result of `retirement` has been journalled."""
         self.retired = retired
         for migration in gone:
             self.withdraw(migration)
@@ -426,10 +427,10 @@ def _parties(migrations: Sequence[Migration]) -> set[str]:
 
 
 def _is_undoing(migration: Migration) -> bool:
-    """Whether it is being undone: its source answers, whatever becomes of its destination."""
+    """Whether it is being undone: its source answers, even if its destination fails."""
     return (migration.phase, Aborted) in PROTOCOLS[migration.move.protocol].table
 
 
 def is_waiting_standby(migration: Migration) -> bool:
-    """Whether it is only a copy, which ceases when its keys move in another way."""
+    """Whether it is only a copy, which ends when its keys move in another way."""
     return migration.phase in PROTOCOLS[migration.move.protocol].copies

@@ -1,6 +1,6 @@
-"""What lasts of an instance: what each batch changed, as blobs of which none is large.
+"""The durable state of an instance: the changes of each batch, as blobs of bounded size.
 
-A blob is a `Delta` in its wire form. A state store takes it as one value, through sockets and several copies. So what
+A blob is an encoded `Delta`. A state store takes it as one value, through sockets and several copies. So a state that
 is too large for that is stored as chunks, each a delta of its own, before the key state they belong to.
 """
 
@@ -14,20 +14,20 @@ from whimbrel.core import wire
 from whimbrel.core.record import Buffered, KeyState
 
 LARGE_DELTA = 8 << 20
-"""About the largest blob that is given to a state store."""
+"""Approximate maximum bytes of a blob for a state store."""
 HOLDING = ("entries", "replicas", "stashed")
 """The fields of a delta that hold key state."""
 
 
 class Gathered(msgspec.Struct, array_like=True):
-    """Pieces of a large key that have come. `anew`: those that came before do not count."""
+    """Pieces of a large key that have arrived. `anew`: discard those that arrived before."""
 
     anew: bool
     added: list[bytes] = []
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a state that is too large to be stored as one: it belongs to the key state that follows."""
+    """A piece of a state that is too large for one blob: it belongs to the key state that follows."""
 
     field: str
     key: str
@@ -35,21 +35,21 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct):
-    """What one batch changed, or a part of it. None for a key means: forgotten."""
+    """The changes of one batch, or some of them. None for a key means: dropped."""
 
     entries: dict[str, KeyState | None] = {}
     waiting: dict[str, list[Buffered] | None] = {}
     replicas: dict[str, KeyState | None] = {}
     positions: dict[str, int] = {}
     moves: bytes = b""
-    """Of the moves, all there is (moves.py); empty: nothing has changed."""
+    """The encoded `Moves` (moves.py), complete; empty: unchanged."""
     stashed: dict[str, KeyState | None] = {}
     gathered: dict[str, Gathered] = {}
     chunk: Chunk | None = None
 
 
 def packed(delta: Delta, limit: int) -> list[bytes]:
-    """A delta as blobs of about `limit` bytes at most, to be loaded one after the other."""
+    """A delta as blobs of at most about `limit` bytes, to be loaded in order."""
     blob = wire.pack(delta)
     if len(blob) <= limit:
         return [blob]
@@ -77,7 +77,7 @@ def packed(delta: Delta, limit: int) -> list[bytes]:
 
 
 def unpacked(blobs: Iterable[bytes]) -> Iterator[Delta]:
-    """The deltas of blobs, with the chunks of large states put together."""
+    """The deltas of blobs, with the chunks of large states joined."""
     chunks: dict[tuple[str, str], list[bytes]] = {}
     for blob in blobs:
         delta = wire.unpack(blob, Delta)

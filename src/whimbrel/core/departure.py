@@ -1,11 +1,10 @@
-"""Keys that leave: what the source instance of a move does.
+"""Keys that leave: the source instance's role in a move.
 
-Between BEGIN and CUTOVER the source goes on as if nothing happened (phase LEAVING): it applies, it emits. Beside that
-it ships the state of each leaving key once, as many per batch as the byte budget allows, a large one in pieces. Its
-key state says up to which `seq` it reaches, so keys may leave at different moments: the destination replays what it
-lacks.
+Between BEGIN and CUTOVER the source continues to apply and emit (phase LEAVING). In addition it ships the state of each
+leaving key once, as many keys per batch as the byte budget allows, a large one in pieces. The key state contains the
+`seq` it includes, so keys may leave at different moments: the destination replays the missing records.
 
-With `hold`, the routers keep the keys' records from BEGIN on, so the keys stand still here until CUTOVER or ABORT.
+With `hold`, the routers hold the keys' records from BEGIN on, so the keys do not change here until CUTOVER or ABORT.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Departure(msgspec.Struct, kw_only=True):
-    """How far a move has come at one part of its source. Sets name the routers a marker has come from."""
+    """The progress of a move at one part of its source. Sets name the routers a marker has come from."""
 
     move: Move
     parcels: Parcels
     begun: dict[str, int] = {}
-    """By router: the `seq` at which its BEGIN stood."""
+    """By router: the `seq` of its BEGIN."""
     cut: set[str] = set()
     off: set[str] = set()
     queue: list[str] | None = None
@@ -36,15 +35,15 @@ class Departure(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, move: Move) -> Departure:
-        """That of a move that begins."""
+        """The departure of a move that begins."""
         return cls(move=move, parcels=Parcels.of(move))
 
     def is_frozen(self, src: str) -> bool:
-        """Whether the time of keys that come through this router stands still here."""
+        """Whether the event time of keys of this router is frozen here."""
         return src in self.cut or (self.move.hold and src in self.begun and src not in self.off)
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come."""
+        """Handle a marker."""
         routers = self.move.routers
         if kind == Kind.BEGIN:
             self.begun[record.src] = record.seq
@@ -68,7 +67,7 @@ class Departure(msgspec.Struct, kw_only=True):
                 out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
     def ship(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: send what the budget allows of the keys that have not left yet."""
+        """At the end of a batch: ship as many of the remaining keys as the budget allows."""
         if self.queue is None or self.shipped or self.off or self.cut:
             return
         move, parcels = self.move, self.parcels

@@ -1,39 +1,39 @@
-"""Every error Whimbrel raises on purpose. The first level says what to do about it.
+"""Every error that Whimbrel raises deliberately. The first level tells the caller how to react.
 
     WhimbrelError
-    ├── Refused            the request is wrong: change it; nothing has happened
+    ├── Refused            the request is wrong: change it; it had no effect
     │   ├── UnknownName        no such site, stage, key, protocol ...
-    │   ├── Conflict           it collides with something under way
-    │   └── BadRecord          this input cannot be taken in (dead-lettered with its reason)
-    ├── Retry              the same call may succeed later; nothing has happened
-    │   └── Unavailable        something it needs is not there right now
-    │       ├── Full               room on a disk, for instance
-    │       └── Unstarted          an instance does not start, and has done nothing since it was brought there
-    ├── Stop               data on disk is not what it must be: do not go on, look
-    │   ├── Trimmed            a read of what was given up
-    │   ├── Diverged           a repetition that differs from the first time
-    │   ├── Stale              a log, checkpoint or snapshot that is older than what was made from it
+    │   ├── Conflict           it conflicts with an operation in progress
+    │   └── BadRecord          this input cannot be accepted (dead-lettered with its reason)
+    ├── Retry              the same call may succeed later; it had no effect
+    │   └── Unavailable        a required resource is currently unavailable
+    │       ├── Full               for instance, disk space
+    │       └── Unstarted          an instance does not start, and has run no batch since it was copied there
+    ├── Stop               data on disk is inconsistent: do not continue, investigate
+    │   ├── Trimmed            a read of trimmed log entries
+    │   ├── Diverged           a repeated append that differs from the first one
+    │   ├── Stale              a log, checkpoint or snapshot that is older than data derived from it
     │   ├── Corrupt            bytes that do not decode, or whose checksum is wrong
     │   └── NewerFormat        written by a newer version of Whimbrel
-    └── Bug                Whimbrel contradicts itself: please report it, with the story it carries
-        └── UnknownEvent       a protocol met an event that its table does not have
+    └── Bug                an internal inconsistency: please report it, with the story it contains
+        └── UnknownEvent       a protocol received an event that its table does not have
 
-Errors of other libraries are translated where they enter; attributes carry what a caller may want to look at.
+Errors of other libraries are translated where they enter; attributes contain the details for a caller.
 """
 
 from __future__ import annotations
 
 
 class WhimbrelError(Exception):
-    """The root: catch this to catch everything raised on purpose."""
+    """The root: catch this to catch everything that Whimbrel raises deliberately."""
 
 
 class Refused(WhimbrelError):
-    """The request is wrong and nothing has happened."""
+    """The request is wrong and had no effect."""
 
 
 class UnknownName(Refused):
-    """A name that nobody has: `kind` says of what, `known` what there is instead."""
+    """A name that does not exist: `kind` is what it should name, `known` are the existing names."""
 
     def __init__(self, kind: str, name: str, known: list[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -42,13 +42,13 @@ class UnknownName(Refused):
 
 
 class Conflict(Refused):
-    """The request collides with something under way."""
+    """The request conflicts with an operation in progress."""
 
 
 class BadRecord(Refused):
-    """One input record that cannot be taken in; `reason` is a short word, the message says it in full.
+    """One input record that cannot be accepted; `reason` is a short code, the message is the full explanation.
 
-    `record` is the beginning of the record, where only the source has seen it.
+    `record` is the beginning of the record, if only the source has read it.
     """
 
     def __init__(self, reason: str, message: str, record: str = "") -> None:
@@ -57,32 +57,32 @@ class BadRecord(Refused):
 
 
 class Retry(WhimbrelError):
-    """The same call may succeed later; nothing has happened."""
+    """The same call may succeed later; it had no effect."""
 
 
 class Unavailable(Retry):
-    """Something the call needs is not there right now."""
+    """A resource that the call needs is currently unavailable."""
 
 
 class Full(Unavailable):
-    """A disk has no room: make some, and the same call succeeds."""
+    """A disk is full: free some space, and the same call succeeds."""
 
     SIGN = "no room on the disk"
-    """In every message, so that it is known again wherever only words arrive."""
+    """In every message, so that the error can be recognized where only its text arrives."""
 
     def __init__(self, why: object) -> None:
         super().__init__(f"{self.SIGN}: {why}")
 
 
 class Unstarted(Unavailable):
-    """An instance does not start at a site, and has done no batch there since its checkpoint was copied to it.
+    """An instance does not start at a site, and has run no batch there since its checkpoint was copied to it.
 
-    Only the site itself can say so. That a site cannot be reached says nothing about what ran there before.
+    Only the site itself can report this. An unreachable site does not prove that the instance has not run there.
     """
 
 
 class Stop(WhimbrelError):
-    """Data on disk is not what it must be."""
+    """Data on disk is inconsistent."""
 
 
 class Trimmed(Stop):
@@ -94,21 +94,21 @@ class Trimmed(Stop):
 
 
 class Diverged(Stop):
-    """A writer repeats an append with other content than the log took the first time under that number.
+    """A writer repeats an append with content that differs from what the log has under that number.
 
-    Whoever wrote it is not where it was: an older checkpoint, changed code, an operator that is not deterministic.
+    The writer's state has diverged: an older checkpoint, changed code, an operator that is not deterministic.
     """
 
 
 class Stale(Stop):
-    """A log, a checkpoint or a snapshot is older than what was made from it: its last part is missing.
+    """A log, a checkpoint or a snapshot is older than data derived from it: its last part is missing.
 
-    A power failure, a restored backup, an empty volume. Going on would lose or double records without a word.
+    Causes: a power failure, a restored backup, an empty volume. Continuing would silently lose or duplicate records.
     """
 
 
 class Corrupt(Stop):
-    """Bytes that do not decode, or whose checksum does not fit."""
+    """Bytes that do not decode, or whose checksum is wrong."""
 
 
 class NewerFormat(Stop):
@@ -116,11 +116,11 @@ class NewerFormat(Stop):
 
 
 class Bug(WhimbrelError):
-    """Whimbrel contradicts itself."""
+    """An internal inconsistency of Whimbrel."""
 
 
 class UnknownEvent(Bug):
-    """A protocol met an event that its table does not have; `story` is the migration's life so far."""
+    """A protocol received an event that its table does not have; `story` is the migration's history so far."""
 
     def __init__(self, phase: str, event: str, story: list[str]) -> None:
         self.phase, self.event, self.story = phase, event, story

@@ -1,22 +1,23 @@
-"""The gate: lets results out in the order of their key, each epoch after the one before.
+"""The gate: releases results in per-key order, each epoch after the one before.
 
-Stands behind the outboxes of a stage's instances, before the sink or the next stage's router. At a hand-over the
-destination's first results can be here before the source's last ones. So a key has a current epoch:
+Sits behind the outboxes of a stage's instances, before the sink or the next stage's router. At a hand-over the
+destination's first results can arrive before the source's last ones. So a key has a current epoch:
 
     result of the current epoch   → released
     result of a later epoch       → held until the epochs between are closed
-    result of an earlier epoch    → refused and counted: its owner lost the key and does not know (a zombie)
+    result of an earlier epoch    → refused and counted: its former owner has not noticed the loss (a zombie)
 
 Why this is enough: only the owner of an epoch emits results of it (emission filter), in the key's order; its CLOSED
-stands in its outbox behind the last of them; and the gate reads each outbox in order.
+is in its outbox behind the last of them; and the gate reads each outbox in order.
 
-If an owner is lost, nobody waits for its CLOSED: a fence closes its epochs for good, and what it still says is refused.
-A restoration must know up to which `seq` each key's results are out. So what operators give up takes the same way as
-results. And it must use no version of a key that is ahead of its results, for the records between would not be applied
-again. So the gate confirms increments: CHECKPOINTED stands in an outbox behind the results that go with it, and counts
+If an owner is lost, the gate does not wait for its CLOSED: a fence closes its epochs for good, and the gate refuses its
+later output. A restoration needs the `seq` up to which each key's results are delivered. So dead letters of operators
+take the same path as results. And it must not use a version of a key that is ahead of its delivered results, because
+the records between would not be applied again. So the gate confirms increments. CHECKPOINTED is in an outbox behind the
+results that belong to it, and the gate confirms it
 
-    at once                   if its instance speaks for all keys that it owns
-    when those have closed    if it owns keys whose former owners may still speak: they are in its increments as well
+    at once                   if no former owner of its instance's keys may still emit
+    when those have closed    if former owners of its keys may still emit: its increments contain those keys as well
     never                     from a fence on, until it has dropped the keys that were taken from it
 """
 
@@ -29,11 +30,11 @@ from whimbrel.core.keys import KeyMap
 from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Opened, Parked, Result
 
 REMEMBERED = 1_000
-"""Notices that keys were dropped which a gate keeps though it knows no fence of them: a fence may come behind them."""
+"""Number of `Evicted` notices that a gate keeps without knowing their fence, which may arrive after them."""
 
 
 class Snapshot(msgspec.Struct):
-    """All that a gate must remember."""
+    """The durable state of a gate."""
 
     epochs: tuple[list[int], dict[str, int]]
     held: list[Result]
@@ -52,21 +53,21 @@ class Gate:
         self.epochs = KeyMap(0)
         self.held: dict[str, list[Result]] = {}
         self.letters: list[Parked] = []
-        """Held back as results are."""
+        """Dead letters, held back like results."""
         self.ahead: list[Opened] = []
-        """Who owns keys for which others may still speak."""
+        """Owners of keys whose former owners may still emit."""
         self.unsure: list[Checkpointed] = []
-        """Increments of those."""
+        """Increments of those owners, not confirmed yet."""
         self.evicted: list[Evicted] = []
-        """Who has dropped what a restoration has taken from it."""
+        """Parts that have dropped the keys that a restoration has taken from them."""
         self.fences: dict[str, list[str]] = {}
-        """By restoration: who must. Forgotten with that when all have."""
+        """By restoration: the instances that must drop its keys. Removed, with their notices, when all have."""
         self.refused = 0
         self._plain = True
-        """Nothing has moved yet: every result is of epoch zero and passes."""
+        """No key has moved yet: every result is of epoch 0 and passes."""
 
     def offer(self, results: list[Result]) -> list[Result]:
-        """Take results in, in the order of one outbox; return those that may go out now."""
+        """Accept results in the order of one outbox; return those that may be released now."""
         if self._plain and not any(result.epoch for result in results):
             return results
         released = []
@@ -81,26 +82,26 @@ class Gate:
         return released
 
     def current(self, key: str) -> int:
-        """The epoch that may speak for a key."""
+        """The current epoch of a key, whose results are released."""
         return self.epochs[key]
 
     def refuse(self, result: Result, released: list[Result]) -> None:
-        """Keep a zombie's result out."""
+        """Refuse a zombie's result."""
         self.refused += 1
 
     def close(self, closed: Closed) -> list[Result]:
-        """An epoch is closed: return what was held for the next one. It comes too late if a fence was faster."""
+        """Close an epoch and return the results held for the next one. No effect if a fence came first."""
         self._plain = False
         self.epochs.lift(closed.selection, closed.epoch, closed.part, closed.parts)
         freed = [key for key in self.held if key in closed.selection]
         return self.offer([result for key in freed for result in self.held.pop(key)])
 
     def park(self, letter: Parked) -> list[Parked]:
-        """Take in what an operator gave up; return it if it may go out now."""
+        """Accept a dead letter of an operator; return it if it may be released now."""
         return self._sort([letter])
 
     def let_go(self) -> list[Parked]:
-        """After an epoch was closed: of what operators gave up, all that may go out now."""
+        """After an epoch was closed: the held dead letters that may be released now."""
         letters, self.letters = self.letters, []
         return self._sort(letters)
 
@@ -117,25 +118,25 @@ class Gate:
         return released
 
     def fence(self, move: Move) -> None:
-        """Close all epochs before a restoration's, for good: what is held of them, or comes of them, is refused.
+        """Close all epochs before a restoration's, for good: the gate refuses results of them, held or yet to come.
 
-        Said again, it may come too late: everybody has dropped the keys, and the fence is forgotten.
+        A repeated fence may be late: all instances have dropped the keys, and the gate has removed the fence.
         """
         self._plain = False
         if min(self.epochs.values(move.selection), default=move.epoch) >= move.epoch:
-            return  # or there are no keys, and nothing to drop
+            return  # already fenced, or there are no keys to drop
         self.epochs.lift(move.selection, move.epoch)
         self.fences[move.id] = sorted(move.parties)
         self._forget_fence(move.id)
         self.unsure = [saved for saved in self.unsure if not self._is_barred(saved)]
         fenced = [key for key in self.held if key in move.selection]
         released = self.offer([result for key in fenced for result in self.held.pop(key)])
-        assert not released, "nobody speaks in an epoch that has just begun"
+        assert not released, "no result can be of an epoch that has just begun"
 
     # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def note(self, notice: Opened | Evicted) -> None:
-        """Somebody owns keys, or has dropped some, and will save all others anew."""
+        """A part owns keys, or has dropped some and will save all others again."""
         if isinstance(notice, Opened):
             self.ahead.append(notice)
         else:
@@ -143,12 +144,12 @@ class Gate:
             part = (notice.instance, notice.part)
             self.unsure = [saved for saved in self.unsure if (saved.instance, saved.part) != part]
             self._forget_fence(notice.move)
-            if len(self.evicted) > REMEMBERED:  # what has no fence by now is of a restoration of no keys
+            if len(self.evicted) > REMEMBERED:  # a notice without a fence by now is of a restoration without keys
                 stray = next((one for one in self.evicted if one.move not in self.fences), None)
                 self.evicted = [one for one in self.evicted if one is not stray]
 
     def _forget_fence(self, id: str) -> None:
-        """Forget a fence, and who has dropped its keys, when all who must have."""
+        """Remove a fence and its notices when all instances concerned have dropped its keys."""
         parts: dict[str, set[int]] = {}
         for one in self.evicted:
             if one.move == id:
@@ -158,7 +159,7 @@ class Gate:
             self.evicted = [one for one in self.evicted if one.move != id]
 
     def confirm(self, *increments: Checkpointed) -> list[Checkpointed]:
-        """Take in what parts say they have saved; return all that counts now. To be asked after each close as well."""
+        """Accept the CHECKPOINTED notices of parts; return all confirmed increments. Also called after each close."""
         self.ahead = [
             one for one in self.ahead if any(epoch < one.epoch for epoch in self.epochs.values(one.selection))
         ]
@@ -172,16 +173,16 @@ class Gate:
         dropped = {one.move for one in self.evicted if (one.instance, one.part) == part}
         return any(saved.instance in parties for id, parties in self.fences.items() if id not in dropped)
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> bytes:
-        """What lasts."""
+        """The durable state as bytes."""
         held = [result for results in self.held.values() for result in results]
         saved = (self.ahead, self.unsure, self.evicted, self.fences)
         return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *saved))
 
     def restore(self, blob: bytes) -> None:
-        """Become what a snapshot describes."""
+        """Restore the state from a snapshot."""
         snapshot = wire.unpack(blob, Snapshot)
         self.epochs.restore(snapshot.epochs)
         self.refused, self.letters, self._plain = snapshot.refused, snapshot.letters, False

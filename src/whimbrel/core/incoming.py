@@ -1,8 +1,8 @@
-"""What comes to a part from other instances: taken as a whole, or refused as a whole.
+"""Messages that a part receives from other instances: it accepts or refuses each as a whole.
 
-It may be damaged, or of another version of the job. What is refused ends its move, and the coordinator hears why. Where
-there is no way back, because the source has forgotten what it sent, the message is kept, and tried again when the
-instance has been started again: that may be another version, which can read it.
+A message may be damaged, or of another version of the job. A refusal aborts the move, and the coordinator receives the
+reason. After the point of no return, when the source has dropped what it sent, the part keeps the message and retries
+it after the next start of the instance: the restarted instance may run a version that can read it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ MESSAGES: Mapping[int, Any] = {
     Kind.REPLICATED: Shipped,
     Kind.PASSED: Passed,
 }
-"""What comes, by kind."""
+"""The type of a message's body, by kind."""
 COPIES = (Kind.REPLICA, Kind.REPLICATED)
-"""What comes to a standby."""
+"""The kinds that a standby receives."""
 REFUSED = " "
-"""Where messages are kept that were refused and cannot be had again; no move and no key has this name."""
+"""The name under which refused messages are kept that cannot be sent again; no move and no key has this name."""
 
 
 class Incoming:
-    """What comes to one part."""
+    """The incoming messages of one part."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
 
     def take(self, record: Record, out: Emissions) -> None:
-        """Take all of a message, or nothing."""
+        """Apply a message completely, or refuse it."""
         instance, moves = self._instance, self._instance.moves
         try:
             message = wire.unpack(record.body, MESSAGES[record.kind])
@@ -60,12 +60,12 @@ class Incoming:
             elif id in moves.switches_in:
                 moves.switches_in[id].pass_on(instance, message, out)
             else:
-                raise Corrupt(f"move {id} passes nothing on")
+                raise Corrupt(f"move {id} does not switch, so it has no PASSED")
         except (Corrupt, NewerFormat) as error:
             self._reject(record, error, out)
 
     def arrival(self, id: str, out: Emissions) -> Arrival:
-        """Our part in a move that brings keys, though only its parcels may have come."""
+        """This part's role in a move that brings keys, even if only its parcels have come so far."""
         moves = self._instance.moves
         if id not in moves.arrivals:
             moves.arrivals[id] = Arrival()
@@ -74,11 +74,11 @@ class Incoming:
                 moves.unread = ""
         return moves.arrivals[id]
 
-    # ── What cannot be taken ─────────────────────────────────────────────────────────────────────────────────────
+    # ── Refused messages ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _reject(self, record: Record, error: Exception, out: Emissions) -> None:
-        """Refuse a message. If it cannot be read, it may have come with any move that is not complete, and with one
-        that has not begun here: the next to do so is called off as well."""
+        """Refuse a message. An unreadable one may belong to any incomplete move, or to one that has not begun here:
+        the next move to begin is refused as well."""
         instance, moves, copies = self._instance, self._instance.moves, record.kind in COPIES
         instance.note_move()
         reason = f"{instance.name} refuses a {Kind(record.kind).name}: {error}"
@@ -96,7 +96,7 @@ class Incoming:
             self._keep(record)
 
     def turn_down(self, roles: Mapping[str, Taking], reason: str, out: Emissions) -> bool:
-        """These cannot become ready (True); the coordinator, which can call them off, hears why."""
+        """Mark roles as unable to become ready, and notify the coordinator, which can abort them. Returns True."""
         instance = self._instance
         for id, role in roles.items():
             if not role.rejected:
@@ -105,16 +105,16 @@ class Incoming:
         return True
 
     def _keep(self, record: Record) -> None:
-        """Keep a message that nobody else has, until it can be read."""
+        """Keep a message of which no other copy exists, until it can be read."""
         self._instance.table.keep_piece(REFUSED, wire.pack((record.kind, record.body)))
 
     @property
     def has_refused(self) -> bool:
-        """Whether messages are kept that could not be read."""
+        """Whether this part keeps refused messages."""
         return REFUSED in self._instance.table.gathered
 
     def try_again(self, out: Emissions) -> None:
-        """Look once more at what was refused, in the order in which it came."""
+        """Retry the refused messages in their order of arrival."""
         instance = self._instance
         instance.note_move()
         kept = instance.table.give_pieces(REFUSED)

@@ -1,20 +1,20 @@
-"""Increments: what has changed at a part goes to the central store, so that a lost instance's keys can be had
-elsewhere.
+"""Increments: each part writes its changed keys to the central store, so that the keys of a lost instance can be
+restored elsewhere.
 
-A key's state as of some `seq` follows from its records up to there, whoever applied them. So the store has versions of
-keys, and a key is restored anywhere from its newest version and its records behind that.
+A key's state as of some `seq` is determined by its records up to it, independent of which instance applied them. So the
+store has versions of keys, and any instance can restore a key from its newest version and the records behind it.
 
-    gateway ──BARRIER──▶ every part ──versions, CHECKPOINTED──▶ store ──Saved──▶ gateway, which trims its ingress log
+    gateway ──BARRIER──▶ every part ──versions, CHECKPOINTED──▶ store ──Checkpointed──▶ gateway, which trims its log
 
-BARRIER has a place between the records, like a tick: when a part meets it, it has been given everything before. What
-has changed since the last BARRIER leaves at the end of the batch, as much as the byte budget allows, the rest with the
-batches that follow; then the part says CHECKPOINTED, and up to where that reaches. That is no further than before while
-keys are coming, whose states may be under way, or while keys leave that a router still counts as ours. Who never meets
-BARRIER keeps no book.
+BARRIER has a place between the records, like a tick: a part that reads it has received all records before it. The keys
+changed since the last BARRIER leave at the end of the batch, within the byte budget, the rest with the following
+batches. Then the part sends CHECKPOINTED with the `seq` it has reached. That does not advance while keys arrive, whose
+states may be in transit, or while keys leave that a router still assigns to this part. A part that has never received a
+BARRIER does not track changes.
 
-A version contains records whose results may never get out, if its writer is lost the next moment. So CHECKPOINTED is
-said twice: to the store, behind the versions, and in the outbox, behind the results. The versions of an increment count
-only when the gate has confirmed it (gate.py), and nobody restores from others.
+A version contains records whose results may never be delivered, if its writer is lost right after. So the part sends
+CHECKPOINTED twice: to the store, behind the versions, and to the outbox, behind the results. The versions of an
+increment are valid only when the gate has confirmed it (gate.py); a restoration uses no others.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 STORE = "@store"
-"""Where increments are sent to, in place of an instance's name."""
+"""The address of increments, in place of an instance's name."""
 CHUNK_BYTES = 4 << 20
-"""About how many bytes of state travel together."""
+"""Approximate bytes of state per message."""
 
 
 class Increments(msgspec.Struct, kw_only=True):
-    """How far one part is with its increments."""
+    """The progress of one part's increments."""
 
     cutter: Cutter
     budget: int = 1
-    """Bytes that leave in one batch, about."""
+    """Approximate bytes to send per batch."""
     dirty: set[str] = set()
     """Keys that have changed since they were last saved."""
     queue: list[str] = []
-    """Keys that shall be saved now, the last one first."""
+    """Keys to save now, the last one first."""
     asked: list[Checkpointed] = []
-    """What is to be said when all of them have been."""
+    """The CHECKPOINTED to send when the queue is empty."""
     later: list[Checkpointed] = []
-    """What was asked for meanwhile: their turn comes when the queue is empty, or a busy part would never say
+    """Those of BARRIERs that came meanwhile: handled when the queue is empty, or a busy part would never send
     CHECKPOINTED."""
     sizes: tuple[int, int] = (1, 1)
-    """Budget and chunk of the next ones: a large key that is being carried is cut as it was begun."""
+    """Budget and chunk of the next increments: a large key in progress is cut with its original sizes."""
     reached: dict[str, int] = {}
-    """By router: what was said last."""
+    """By router: the `seq` of the last CHECKPOINTED."""
     epoch: int = 0
-    """In which epoch the large key is saved that is being carried."""
+    """The epoch of the large key in progress."""
     anew: bool = False
-    """Whether the next increment shall have all there is."""
+    """Whether the next increment must contain all keys."""
 
     @property
     def is_shipping(self) -> bool:
-        """Whether something is to be saved, or to be said."""
+        """Whether keys are to be saved, or a CHECKPOINTED is to be sent."""
         return bool(self.asked or self.later)
 
     @classmethod
     def of(cls, instance: Instance) -> Increments:
-        """The book of a part that meets its first BARRIER: all that it has is lacking."""
+        """The state of a part at its first BARRIER: all its keys are unsaved."""
         return cls(cutter=Cutter(STORE, 1), dirty=set(instance.table.entries))
 
     def note(self, touched: Iterable[str]) -> None:
@@ -77,14 +77,14 @@ class Increments(msgspec.Struct, kw_only=True):
         self.dirty.update(touched)
 
     def begin(self, instance: Instance, record: Record, save: Barrier) -> None:
-        """BARRIER has come: everything before it has been applied here, or waits for keys that are coming."""
+        """Handle BARRIER: all records before it have been applied here, or wait for arriving keys."""
         self.sizes = (save.budget, save.chunk)
         self.anew = self.anew or save.anew
         reached = -1 if any(instance.moves.coming()) else save.bound
         self.later.append(Checkpointed(instance.name, instance.part, instance.parts, record.src, record.seq, reached))
 
     def ship(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: save what the budget allows, if a BARRIER has come."""
+        """At the end of a batch: send what the budget allows, if a BARRIER has come."""
         if not self.is_shipping:
             return
         instance.note_move()
@@ -116,8 +116,8 @@ class Increments(msgspec.Struct, kw_only=True):
             out.messages.append(instance.message(instance.name, Kind.WAKE))
 
     def _send_together(self, instance: Instance, versions: list[Version], out: Emissions) -> None:
-        """In the store bins mean nothing: keys travel together, or each increment would be a thousand messages. A chunk
-        has the bin of one of its keys, which tells its part."""
+        """Send keys of several bins together, since the store ignores bins; otherwise each increment would be 1,000
+        messages. A chunk has the bin of one of its keys, which identifies its part."""
         start = size = 0
         for end, version in enumerate(versions, 1):
             size += len(version.key_state)
@@ -137,19 +137,19 @@ class Increments(msgspec.Struct, kw_only=True):
         self.asked = []
 
     def _is_early(self, instance: Instance, src: str) -> bool:
-        """Whether keys are gone, their last changes unsaved, that a router still counts as ours."""
+        """Whether keys have left with unsaved changes while a router still assigns them to this part."""
         moves = instance.moves
         leaving = any(role.closed and src not in role.begun for role in moves.switches_out.values())
         return leaving or any(src not in eviction.seen for eviction in moves.evictions.values())
 
     def give_up(self, instance: Instance) -> None:
-        """Keys have been taken away: what is being saved never ends, and all that is left must be saved once more."""
+        """Keys have been taken away: cancel the current increment; all remaining keys must be saved again."""
         self.cutter.put_down(instance.table)
         self.queue, self.asked = [], []
         self.dirty = set(instance.table.entries)
 
     def _line_up(self, instance: Instance) -> None:
-        """What has changed shall be saved, except keys that are still coming: they are not ours yet."""
+        """Queue all changed keys, except those still arriving, which this part does not own yet."""
         if self.anew:
             self.dirty, self.anew = {*self.dirty, *instance.table.entries}, False
         roles = list(instance.moves.coming())
@@ -159,7 +159,7 @@ class Increments(msgspec.Struct, kw_only=True):
         self.budget, self.cutter.chunk = self.sizes
 
     def _send_pieces(self, instance: Instance, room: int, out: Emissions) -> int:
-        """Send pieces of the large key that was stashed away; return the room that is left."""
+        """Send pieces of the stashed large key; return the remaining room."""
         key = self.cutter.key
         pieces, room = self.cutter.cut_stashed(instance.table, room)
         for piece in pieces:
@@ -180,24 +180,24 @@ class Version(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int
     seq: int
     key_state: bytes
-    """Everything the key has, as `wire.encode` makes it: what holds versions has the checksum."""
+    """The key state, encoded by `wire.encode` without a checksum: the container of versions has one."""
 
     @classmethod
     def of(cls, key: str, epoch: int, key_state: KeyState) -> Version:
-        """The version that a key's key state is."""
+        """The version of a key with this key state."""
         return cls(key, bin_of(key), epoch, key_state.seq, wire.encode(key_state))
 
     def unpacked(self) -> KeyState:
-        """Everything the key has."""
+        """The decoded key state."""
         return wire.decode(self.key_state, KeyState)
 
     def is_newer(self, other: Version | None) -> bool:
-        """Whether this one counts, and not the other."""
+        """Whether this version replaces the other."""
         return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
 
 
 class IndexEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One version as an index knows it."""
+    """One version in an index."""
 
     key: str
     epoch: int
@@ -206,35 +206,35 @@ class IndexEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, version: Version) -> IndexEntry:
-        """The line of a version."""
+        """The index entry of a version."""
         return cls(version.key, version.epoch, version.seq, len(version.key_state))
 
     def is_newer(self, other: IndexEntry | None) -> bool:
-        """Whether this one counts, and not the other."""
+        """Whether this version replaces the other."""
         return other is None or (self.epoch, self.seq) > (other.epoch, other.seq)
 
 
 class VersionChunk(msgspec.Struct, frozen=True, array_like=True):
-    """What goes to the store instead of a parcel: versions of keys, or a `piece` of one that is too large. Whoever
-    carries it needs its index only, and puts the rest away as it is."""
+    """The store's counterpart of a parcel: versions of keys, or a `piece` of one that is too large. The uploader
+    decodes only the index, and stores the rest as it is."""
 
     increment: tuple[str, int]
     """The increment it belongs to."""
     index: list[IndexEntry]
     versions: msgspec.Raw
-    """As `wire.encode` makes them."""
+    """Encoded by `wire.encode`."""
     piece: int = 0
     pieces: int = 1
 
     @classmethod
     def of(cls, increment: tuple[str, int], versions: list[Version], piece: int = 0, pieces: int = 1) -> VersionChunk:
-        """Versions, ready to be carried."""
+        """A chunk of these versions."""
         return cls(
             increment, [IndexEntry.of(one) for one in versions], msgspec.Raw(wire.encode(versions)), piece, pieces
         )
 
     def unpacked(self) -> list[Version]:
-        """What is in it."""
+        """The decoded versions."""
         return wire.decode(self.versions, list[Version])
 
 
@@ -242,16 +242,16 @@ class VersionChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Assembly:
-    """What one instance messages to the store, put together again. To be given all messages, in order, from the first
-    of a increment on: what it holds between two of them is lost with whoever holds it."""
+    """Reassembles the messages of one instance to the store. Needs all messages, in order, from the first of an
+    increment on, because its partial pieces are in memory only."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[bytes]] = {}
 
     def take(self, kind: int, body: bytes) -> VersionChunk | Checkpointed:
-        """Versions that are whole now, maybe none, and of which increment; or, behind all of them, its end.
+        """The versions that are complete now, maybe none, with their increment; or, behind all of them, its end.
 
-        Pieces whose first one never came here make no version: their increment was put away by somebody before.
+        Pieces whose first piece is missing make no version: a former reader has already stored their increment.
         """
         if kind == Kind.CHECKPOINTED:
             return wire.unpack(body, Checkpointed)
@@ -275,10 +275,10 @@ class Assembly:
 
 
 class TrimHorizon:
-    """Up to where the records of one router are in increments, so that the router's log may be trimmed.
+    """The `seq` up to which the records of one router are in increments, so that the router's log may be trimmed.
 
-    Covered is what all owners of keys have reached. One that has gained keys must have reached the place where it did:
-    before that the keys' last changes may be in nobody's increment. What is covered once is covered for ever.
+    The horizon is the `seq` that all owners of keys have reached. An owner that has gained keys must have reached the
+    position where it did: before it, the keys' last changes may be in no increment. The horizon never moves back.
     """
 
     def __init__(self, router: str) -> None:
@@ -296,11 +296,11 @@ class TrimHorizon:
             self._latest = max(self._latest, saved.number)
 
     def advance(self, owners: Iterable[str], gained: Mapping[str, int], routed: int) -> int:
-        """The `seq` up to which everything is covered.
+        """The `seq` up to which all records are covered.
 
-        `gained`: by instance, where it last came by keys. `routed`: the `seq` behind the last record that was routed. A
-        router that comes back, and has not come as far as the last BARRIER that was answered, does not know who owns
-        what.
+        `gained`: by instance, the position where it last gained keys. `routed`: the `seq` behind the last routed
+        record. A restarted router that has not replayed up to the last answered BARRIER does not have the current
+        owners yet, so the horizon stays.
         """
         if self._latest >= routed:
             return self.horizon

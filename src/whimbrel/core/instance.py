@@ -1,18 +1,18 @@
-"""An instance of a stage: applies records to the state of its keys and says what follows from them.
+"""An instance of a stage: applies records to the state of its keys and returns results, messages and notices.
 
-Stands between the inbox and the outbox. No I/O, no clock, no threads: records in (`apply`), emissions out; what
-changed since the last batch (`deltas`), and a way to become what such deltas describe (`load`). The keys are in a table
-(table.py), the operator is at work on them in serving.py; here is who is concerned by what comes.
+Sits between the inbox and the outbox. No I/O, no clock, no threads: records in (`apply`), emissions out. `deltas`
+returns what changed since the last batch, and `load` restores the state from such deltas. The keys are in a table
+(table.py), and serving.py applies the operator to them; this module dispatches each record to its handler.
 
-An instance may be cut into parts (Spark calls one part a group): each holds the bins with `bin % parts == part` and
-knows nothing of the others. Markers and ticks reach every part.
+An instance may be split into parts (Spark calls one part a group): each holds the bins with `bin % parts == part` and
+is independent of the others. Markers and ticks reach every part.
 
-Reading order: `apply` → `Serving.serve` is the whole life of a record while nothing moves. What a part does while keys
-leave is in departure.py, while keys come in arrival.py; a move that switches at once is in switch.py. What goes to the
-central store is in increments.py, what comes out of it in restoration.py.
+Reading order: `apply` → `Serving.serve` is the whole path of a record while no keys move. The code for leaving keys is
+in departure.py, for arriving keys in arrival.py, for a move that switches at once in switch.py. Writing to the central
+store is in increments.py, restoring from it in restoration.py.
 
-What comes from another instance may be damaged, or of another version: it is taken as a whole or refused as a whole
-(incoming.py), and the coordinator hears why.
+A message from another instance may be damaged, or of another version: the part accepts or refuses it as a whole
+(incoming.py), and the coordinator receives the reason for a refusal.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.core.table import Entry, KeyTable
 
 _KIND = itemgetter(Record._fields.index("kind"))
-"""Asked of every record: as fast as it goes."""
+"""Read for every record, so as fast as possible."""
 
 
 @lru_cache(maxsize=16)
 def _move(body: bytes) -> Move:
-    """The move that a marker tells of: every part of an instance gets the marker, and they share what it says."""
+    """The move in a marker's body. Every part of an instance gets the marker, and they share the decoded move."""
     return wire.unpack(body, Move)
 
 
@@ -78,12 +78,12 @@ class Instance:
         self.incoming = Incoming(self)
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
-        """By router: how far we have come in its stream."""
+        """By router: the last applied position in its stream."""
         self._timed = uses_timers(operator)
         self._moved = False
-        """Whether the batch has changed something of the moves."""
+        """Whether the batch has changed the state of a move."""
         self._told = 0
-        """How often the epochs had changed when a delta last had them."""
+        """The change count of the epochs when they were last written to a delta."""
 
     # ── A batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,17 +113,17 @@ class Instance:
             replication.ship(self, out)
         for switch in self.moves.switches_in.values():
             switch.ask(self, out)
-        if self.table.is_dirty:  # what has been shipped is forgotten with this batch
+        if self.table.is_dirty:  # shipped keys are dropped in this batch
             self._seal(out)
         return out
 
     @property
     def is_urgent(self) -> bool:
-        """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
+        """Whether keys are blocked, here or at the receiver, until a message comes through the control lane."""
         return self.moves.are_urgent
 
     def _note_positions(self, records: Sequence[Record]) -> None:
-        """How far we have come in each router's stream. Only keys that leave must know: BEGIN says where it starts."""
+        """Update the position in each router's stream. Only leaving keys need it: BEGIN provides the start."""
         for record in records:
             if record.seq > self.positions.get(record.src, -1):
                 self.positions[record.src] = record.seq
@@ -131,9 +131,9 @@ class Instance:
     # ── Time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _tick(self, record: Record, out: Emissions) -> None:
-        """Fire the timers that are due, of the keys whose records come through the tick's router.
+        """Fire the due timers of the keys whose records come through the tick's router.
 
-        Only there has a tick an exact place in the key's stream, the same at every instance that follows it.
+        Only for those keys does a tick have an exact place in the stream, the same at every instance that reads it.
         A tick that a router held back or replays, together with a move's records, is for the keys of that move alone.
         """
         if not self._timed:
@@ -157,13 +157,13 @@ class Instance:
             heappush(due, item)
 
     def expire(self, entry: Entry, key: str, tick: Record, out: Emissions, silent: bool) -> None:
-        """Let a tick reach one key."""
+        """Apply a tick to one key."""
         self.table.touched.add(key)
         record = tick._replace(bin=bin_of(key), key=key, epoch=self.epoch_of(key, entry.src))
         self.serving.fire(entry, record, out, silent)
 
     def _is_frozen(self, key: str, src: str, held_for: Move | None) -> bool:
-        """Whether the key's time stands still here: it has left, or waits between two owners."""
+        """Whether the key's event time is frozen here: it has left, or is between two owners."""
         return any(role.is_frozen(src) and key in role.move.selection for role in self.moves.leaving()) or any(
             role.takes(key) and role.move != held_for and role.is_frozen(self, key, src) for role in self.moves.coming()
         )
@@ -172,13 +172,13 @@ class Instance:
         return any(role.takes(tick.key) and role.silences(tick) for role in self.moves.coming())
 
     def epoch_of(self, key: str, src: str) -> int:
-        """The epoch in which a key is here."""
+        """The epoch of a key at this part."""
         for role in self.moves.coming():
             if role.move and role.takes(key) and not role.is_silent(src):
                 return role.move.epoch
         return self.epochs[key]
 
-    # ── Moves: who is concerned ──────────────────────────────────────────────────────────────────────────────────
+    # ── Moves: dispatch to roles ─────────────────────────────────────────────────────────────────────────────────
 
     def _data(self, record: Record, out: Emissions) -> None:
         if any(eviction.drops(record) for eviction in self.moves.evictions.values()):
@@ -201,11 +201,11 @@ class Instance:
         move = _move(record.body)
         if move.id in self.moves.ended:
             return
-        if move.epoch > max(self.epochs.values(move.selection), default=0):  # or it is over: BEGIN was here before
+        if move.epoch > max(self.epochs.values(move.selection), default=0):  # else it is over: BEGIN came before
             self._role(move, out)
 
     def _role(self, move: Move, out: Emissions) -> Leaving | Coming:
-        """Our part in a move; a new one if we hear of it for the first time."""
+        """This part's role in a move; created on the first message of the move."""
         self._moved = True
         moves = self.moves
         if move.replays:
@@ -224,10 +224,10 @@ class Instance:
         return arrival
 
     def is_off(self, move: str) -> bool:
-        """Whether nothing that is still said of a move counts here."""
+        """Whether this part ignores all further messages of a move."""
         return move in self.moves.aborted or move in self.moves.ended
 
-    # ── Moves: the rest ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── Moves: other messages ────────────────────────────────────────────────────────────────────────────────────
 
     def _arrive(self, record: Record, out: Emissions) -> None:
         self.incoming.take(record, out)
@@ -245,7 +245,7 @@ class Instance:
             for switch in self.moves.switches_out.values():
                 switch.ask_for_all(self)
             return
-        if fetch.move in self.moves.switches_out:  # or all of it has left, and the destination will hear of that
+        if fetch.move in self.moves.switches_out:  # else all keys have left, and SHIPPED is on its way
             self.moves.switches_out[fetch.move].ask(self, fetch)
 
     def _replicate(self, record: Record, out: Emissions) -> None:
@@ -260,7 +260,7 @@ class Instance:
             self.moves.standbys[move.id] = Standby(move=move)
 
     def _cease(self, record: Record, out: Emissions) -> None:
-        """A standby is not wanted. We may never have heard of it: its coordinator died before it could tell us."""
+        """Stop a standby. This part may not know it, if the coordinator failed before it could announce it."""
         move = _move(record.body)
         if self.is_off(move.id):
             return
@@ -275,8 +275,8 @@ class Instance:
         self.moves.aborted.discard(wire.unpack(record.body, str))
 
     def _wake_up(self, record: Record, out: Emissions) -> None:
-        """One without a body comes from the host at its start: it may be another version, so what was refused is tried
-        again. Here and not while loading: a batch that is repeated after a restart must do what it did before."""
+        """A WAKE without a body comes from the host at its start. The host may run another version, so refused messages
+        are retried. Here and not while loading: a batch repeated after a restart must do what it did before."""
         if not record.body and self.incoming.has_refused:
             self.incoming.try_again(out)
 
@@ -288,7 +288,7 @@ class Instance:
         self.moves.increments.begin(self, record, save)
 
     def _discard(self, record: Record, out: Emissions) -> None:
-        """A restoration takes keys away. Its destination may have heard of it before: then what is here is new."""
+        """A restoration takes keys away. At its destination RESTORE may have come first: then the state is new."""
         move = _move(record.body)
         self._moved = True
         if move.id not in self.moves.evictions:
@@ -296,7 +296,7 @@ class Instance:
         self.moves.evictions[move.id].mark(self, record, out)
 
     def _restore_keys(self, record: Record, out: Emissions) -> None:
-        """Keys will come out of the store. Said again, it comes too late if they have come, and else begins anew."""
+        """Keys will be loaded from the store. A repeated RESTORE is ignored if they have been, else it restarts."""
         move = _move(record.body)
         known = self.moves.restorations.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
@@ -329,20 +329,20 @@ class Instance:
         Kind.RESTORE: _restore_keys,
     }
 
-    # ── Moves: what departures and arrivals ask of an instance ───────────────────────────────────────────────────
+    # ── Moves: what departures and arrivals use ──────────────────────────────────────────────────────────────────
 
     def keys_in(self, move: Move) -> list[str]:
-        """The selected keys that are here, in an order that depends on nothing but the keys."""
+        """The selected keys that this part holds, in an order that depends only on the keys."""
         return sorted(key for key in self.table.entries if key in move.selection)
 
     def message(self, to: str, kind: Kind, body: Any = None, bin: int = EVERY_BIN) -> Message:
         """A message to the control lane of an instance."""
         return Message(to, kind, bin, wire.canonical(body))
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Deltas and snapshots ─────────────────────────────────────────────────────────────────────────────────────
 
     def note_move(self) -> None:
-        """The batch has changed something of the moves: it lasts with the next delta."""
+        """The batch has changed the state of a move: write it with the next delta."""
         self._moved = True
 
     def _seal(self, out: Emissions) -> None:
@@ -352,7 +352,7 @@ class Instance:
         self.serving.redo(key, entry, out)
 
     def deltas(self, limit: int = LARGE_DELTA) -> list[bytes]:
-        """What changed since the last call, for whoever keeps this instance's state. Usually one blob, never large."""
+        """What changed since the last call, for the state store. Usually one blob, never a large one."""
         delta = self.table.take_delta()
         delta.positions = self.positions
         if self._moved or self.moves.are_open:
@@ -363,14 +363,14 @@ class Instance:
         return packed(delta, limit)
 
     def snapshot(self, limit: int = LARGE_DELTA) -> list[bytes]:
-        """Everything, in the form of deltas: what a longer list of them is compacted to."""
+        """The whole state in the form of deltas: the result of compacting a longer list of them."""
         self.moves.epochs = self.epochs.dump()
         whole = self.table.whole()
         whole.positions, whole.moves = self.positions, wire.encode(self.moves)
         return packed(whole, limit)
 
     def load(self, deltas: Iterable[bytes]) -> None:
-        """Become what these deltas, in order, describe: for a fresh instance, or one that has all those before."""
+        """Apply deltas in order, to a fresh instance or to one that has applied all earlier ones."""
         for delta in unpacked(deltas):
             self.table.add(delta)
             self.positions = delta.positions

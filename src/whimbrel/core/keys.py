@@ -1,8 +1,8 @@
 """Keys, bins and the sets of them that a move selects.
 
 A key is a string. Its bin is a stable hash modulo 1,024: bins make bulk moves cheap, keys are the finest unit of
-movement. Everything that must know something about *every* key (who owns it, which epoch it is in) keeps one value a
-bin and a short dictionary of exceptions by key: `KeyMap`. Everything that names *some* keys is a `Selection`.
+movement. A `KeyMap` has a value for *every* key (its owner, its epoch), stored as one value per bin and a short
+dictionary of exceptions by key. A `Selection` names *some* keys.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ V = TypeVar("V")
 
 @lru_cache(maxsize=1 << 20)
 def bin_of(key: str) -> int:
-    """The bin of a key: the same in every process, on every machine, for ever (Python's `hash` is not)."""
+    """The bin of a key: stable across processes, machines and versions (Python's `hash` is not)."""
     return xxh3_64_intdigest(key.encode()) % BINS
 
 
 @lru_cache(maxsize=1 << 20)
 def unit_of(key: str, split: int) -> int:
-    """The unit of a key: its bin, cut further into `split` by the rest of the hash. Units of one bin share `% BINS`."""
+    """The unit of a key: its bin, split into `split` units by the rest of the hash. Units of one bin share `% BINS`."""
     return xxh3_64_intdigest(key.encode()) % (BINS * split)
 
 
@@ -70,14 +70,14 @@ EVERYTHING = Selection(bins=frozenset(range(BINS)))
 
 
 class KeyMap(Generic[V]):
-    """A value for every key: one a bin, with exceptions by key."""
+    """A value for every key: one per bin, with exceptions by key."""
 
     def __init__(self, default: V) -> None:
         self.by_bin: list[V] = [default] * BINS
         self.by_key: dict[str, V] = {}
         self.changes = 0
-        """Grows when something is put, before and behind that: who keeps what it has made of this asks whether to do so
-        again, and another thread that looks in between will."""
+        """Counts changes; incremented before and after each one. A reader that caches a value derived from this map
+        compares it to decide whether to derive it again; one that reads during a change will."""
 
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
@@ -127,7 +127,7 @@ class KeyMap(Generic[V]):
         return found
 
     def _by_bin_at(self, selection: Selection) -> set[V]:
-        """The values at the selected bins; most often all are the same, and that is seen fastest."""
+        """The values at the selected bins; the common case that all are the same is the fastest."""
         if selection.bins and self.by_bin.count(self.by_bin[0]) == BINS:
             return {self.by_bin[0]}
         return set(map(self.by_bin.__getitem__, selection.bins))
@@ -135,13 +135,13 @@ class KeyMap(Generic[V]):
     def select(self, value: V, among: Selection | None = None) -> Selection:
         """All keys that have this value, or all such keys of a selection, as a selection.
 
-        However it was asked for, the same set of keys comes out as the same selection.
+        Canonical: the same set of keys always results in the same selection.
         """
         within = EVERYTHING if among is None else among
         by_bin = self.by_bin
         every = by_bin.count(value) == BINS
         bins = within.bins if every else frozenset([bin for bin in within.bins if by_bin[bin] == value])
-        by_key = list(self.by_key.items())  # a copy: whoever asks may do so while another thread puts
+        by_key = list(self.by_key.items())  # a copy: another thread may call `put` meanwhile
         apart = {key for key, held in by_key if held != value and bin_of(key) in bins}
         without = apart | {key for key in within.without - within.keys if bin_of(key) in bins}
         singly = [*within.keys, *(key for key, held in by_key if held == value and key in within)]
@@ -149,11 +149,11 @@ class KeyMap(Generic[V]):
         return Selection(bins, frozenset(keys), frozenset(without))
 
     def dump(self) -> tuple[list[V], dict[str, V]]:
-        """What `restore` takes back."""
+        """The content, as `restore` expects it."""
         return list(self.by_bin), dict(self.by_key)
 
     def restore(self, dumped: tuple[list[V], dict[str, V]]) -> None:
-        """Become what was dumped."""
+        """Replace the content by a dump."""
         self.by_bin, self.by_key = list(dumped[0]), dict(dumped[1])
 
 

@@ -1,11 +1,11 @@
-"""A link between two sites: how long something takes from one to the other, and what it costs.
+"""A link between two sites: the transfer time and the transferred bytes of a piece.
 
     sent ──▶ waits until the link is free ──▶ goes out at `rate` ──▶ `delay` ± `jitter` ──▶ arrives
                                                     │ lost
                                                     └──▶ goes out again, a timeout later
 
-Whatever goes through a link arrives, once and in order, as through a TCP connection: loss costs time and bytes, never
-data. The link itself remembers nothing and has no clock: what is on it is a `Line`, handed in and given back.
+Every piece sent through a link arrives exactly once and in order, as over a TCP connection: loss costs time and bytes,
+never data. The link itself is stateless and has no clock: its state is a `Line`, passed in and returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from whimbrel.core.errors import Refused
 
 TIMEOUT_US = 200_000
-"""A lost piece is missed no sooner than this, or than twice the longest way: as usual for TCP."""
+"""Minimum retransmission timeout of a lost piece, at least twice the longest one-way delay: as usual for TCP."""
 
 IDEAL = "ideal"
 FORM = "delay=100ms,jitter=10ms,rate=20mbit,loss=1%"
@@ -30,38 +30,38 @@ UNITS = {
     "rate": {"gbit": 10**9, "mbit": 10**6, "kbit": 1000},
     "loss": {"%": 1},
 }
-"""What a link has, and in which units: times in microseconds, rates in bits a second; the largest unit first."""
+"""The properties of a link and their units: times in microseconds, rates in bit/s; the largest unit first."""
 
 
 class Line(NamedTuple):
-    """What is on a link in one direction, seen from the last piece that was sent."""
+    """The state of a link in one direction, after the last piece that was sent."""
 
     free_us: int = 0
     """When the next piece can go out."""
     arrives_us: int = 0
     """When the last piece arrives."""
     cost: int = 0
-    """Bytes that the last piece took, with those that went out again."""
+    """Bytes that the last piece took, including retransmissions."""
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The properties of a link, the same in both directions. `Link()` is ideal: no time passes on it."""
+    """The properties of a link, the same in both directions. `Link()` is ideal: a transfer takes no time."""
 
     delay_us: int = 0
     jitter_us: int = 0
-    """How far the delay may be off, to either side."""
+    """Maximum deviation of the delay, in either direction."""
     rate: int | None = None
-    """Bits a second; None: no limit."""
+    """Bit/s; None: no limit."""
     loss: float = 0.0
-    """The share of pieces that are lost."""
+    """The fraction of pieces that are lost."""
 
     def __post_init__(self) -> None:
         if self.delay_us < 0 or self.jitter_us < 0:
-            raise Refused("a link's delay and jitter are not below 0")
+            raise Refused("a link's delay and jitter must be at least 0 ms")
         if self.rate is not None and self.rate < 1:
-            raise Refused("a link's rate is at least one bit a second; leave it away for no limit")
+            raise Refused("a link's rate must be at least one bit per second; omit it for no limit")
         if not 0 <= self.loss < 1:
-            raise Refused("a link's loss is at least 0% and below 100%: else nothing would ever arrive")
+            raise Refused("a link's loss must be at least 0% and below 100%, otherwise nothing would arrive")
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -94,7 +94,7 @@ class Link(msgspec.Struct, frozen=True):
 
     @property
     def is_ideal(self) -> bool:
-        """Whether it takes no time at all."""
+        """Whether a transfer takes no time."""
         return self == Link()
 
     @property
@@ -103,13 +103,13 @@ class Link(msgspec.Struct, frozen=True):
         return max(TIMEOUT_US, 2 * (self.delay_us + self.jitter_us))
 
     def bytes_in(self, us: int) -> int | None:
-        """How many bytes go out in so many microseconds; None: any number."""
+        """Number of bytes that go out in `us` microseconds; None: no limit."""
         return None if self.rate is None else self.rate * us // 8_000_000
 
     def send(self, size: int, now_us: int, line: Line, random: Random) -> Line:
         """The line after a piece of `size` bytes was sent on it.
 
-        While a lost piece is waited for, those behind it go out, but none arrives before it.
+        While a lost piece is retransmitted, those behind it go out, but none arrives before it.
         """
         tries = 1
         while random.random() < self.loss:
@@ -122,6 +122,6 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def _measured(value: int, units: dict[str, int]) -> str:
-    """In the largest unit in which it is a whole number, or else in the smallest."""
+    """The value in the largest unit in which it is an integer, else in the smallest unit."""
     unit = next((unit for unit, size in units.items() if value % size == 0), list(units)[-1])
     return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"

@@ -1,9 +1,9 @@
-"""What one part of an instance knows of the moves that it takes part in, and which roles it has in them.
+"""The moves that one part of an instance takes part in, and its roles in them.
 
     Leaving     keys leave this part        Departure, SwitchOut
-    Coming      keys come to this part      Arrival, SwitchIn, Restoration
+    Coming      keys arrive at this part    Arrival, SwitchIn, Restoration
 
-Each kind of role has a place of its own in `Moves`: who asks for something that only one kind does looks there.
+Each kind of role has a dictionary of its own in `Moves`: code that concerns only one kind uses that dictionary.
 """
 
 from __future__ import annotations
@@ -28,69 +28,69 @@ if TYPE_CHECKING:
 
 
 class Leaving(Protocol):
-    """The role of a part that keys leave."""
+    """The role of a part from which keys leave."""
 
     move: Move
     parcels: Parcels
 
     def is_frozen(self, src: str) -> bool:
-        """Whether the time of keys that come through this router stands still here."""
+        """Whether the event time of keys of this router is frozen here."""
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come."""
+        """Handle a marker."""
 
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: send what the budget allows."""
 
 
 class Taking(Protocol):
-    """The role of a part that states come to: as the keys' owner, or as a standby."""
+    """The role of a part that receives states: as the keys' owner, or as a standby."""
 
     ready: bool
     rejected: str
 
     @property
     def keeps(self) -> bool:
-        """Whether there is no way back: what was refused waits until it can be read."""
+        """Whether the move is past the point of no return: refused messages are kept until they can be read."""
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        """A parcel has come. Raises `Corrupt`, and takes nothing, if it does not fit."""
+        """Install a parcel. Raises `Corrupt`, and installs nothing, if it does not fit."""
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
-        """A part of the source has sent everything."""
+        """A part of the source has sent all its parcels."""
 
 
 class Coming(Taking, Protocol):
-    """The role of a part that keys come to."""
+    """The role of a part at which keys arrive."""
 
     @property
     def move(self) -> Move | None:
-        """None while only parcels have come."""
+        """None while only parcels have arrived."""
 
     def takes(self, key: str) -> bool:
         """Whether the key belongs to this move."""
 
     def is_silent(self, src: str) -> bool:
-        """Whether another instance speaks for the keys that come through this router."""
+        """Whether another instance emits the results of the keys of this router."""
 
     def silences(self, record: Record) -> bool:
-        """The emission filter: whether a record's results are thrown away."""
+        """The emission filter: whether a record's results are discarded."""
 
     def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
-        """Whether the time of a key that comes through this router stands still."""
+        """Whether the event time of a key of this router is frozen."""
 
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
-        """A data record of a coming key."""
+        """Handle a data record of an arriving key."""
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come."""
+        """Handle a marker."""
 
 
 class Ticked(Protocol):
-    """A role that keeps ticks for keys whose states are on their way."""
+    """A role that stores ticks for keys whose states are in transit."""
 
     def note_tick(self, record: Record) -> None:
-        """A tick has come."""
+        """Handle a tick."""
 
 
 class Moves(msgspec.Struct):
@@ -104,60 +104,60 @@ class Moves(msgspec.Struct):
     replications: dict[str, Replication] = {}
     standbys: dict[str, Standby] = {}
     aborted: set[str] = set()
-    """Moves that are off, of which a parcel may still be under way."""
+    """Aborted moves of which a parcel may still be in transit."""
     epochs: tuple[list[int], dict[str, int]] | None = None
     increments: Increments | None = None
     evictions: dict[str, Eviction] = {}
     evicted: set[str] = set()
-    """Restorations of which every router has told us."""
+    """Restorations whose DISCARD has come from every router."""
     ended: set[str] = set()
-    """Moves that a restoration has ended: a zombie may speak of them at any time."""
+    """Moves that a restoration has ended: a zombie may send messages of them at any time."""
     unread: str = ""
-    """Something has come that cannot be read, maybe of a move that has not begun here: why it cannot."""
+    """The reason why a message was unreadable that may belong to a move that has not begun here."""
 
     def leaving(self) -> Iterator[Leaving]:
         """The roles in which keys leave."""
         return chain(self.departures.values(), self.switches_out.values())
 
     def coming(self) -> Iterator[Coming]:
-        """The roles in which keys come."""
+        """The roles in which keys arrive."""
         return chain(self.arrivals.values(), self.switches_in.values(), self.restorations.values())
 
     def coming_with(self, id: str) -> Coming | None:
-        """The role in which keys come with a move, if there is one."""
+        """The role in which keys arrive with a move, if there is one."""
         return self.arrivals.get(id) or self.switches_in.get(id) or self.restorations.get(id)
 
     def taking(self) -> Iterator[Taking]:
-        """The roles that states come to."""
+        """The roles that receive states."""
         return chain(self.coming(), self.standbys.values())
 
     def ticked(self) -> Iterator[Ticked]:
-        """The roles that keep ticks."""
+        """The roles that store ticks."""
         yield from self.arrivals.values()
         yield from self.switches_in.values()
         yield from self.switches_out.values()
 
     def leave(self, id: str) -> Iterator[Leaving | Replication]:
-        """Give up the roles in which something leaves with a move; and which they were."""
+        """Remove and yield the roles in which keys or copies leave with a move."""
         for place in (self.departures, self.switches_out, self.replications):
             if id in place:
                 yield place.pop(id)
 
     def forget_coming(self, id: str) -> None:
-        """Give up the role in which keys come with a move."""
+        """Remove the role in which keys arrive with a move."""
         for place in (self.arrivals, self.switches_in, self.restorations):
             place.pop(id, None)
 
     @property
     def open(self) -> list[str]:
-        """The moves in which keys leave or come."""
+        """The moves in which keys leave or arrive."""
         places = (self.departures, self.switches_out, self.arrivals, self.switches_in, self.restorations)
         return sorted(id for place in places for id in place)
 
     @property
     def are_open(self) -> bool:
-        """Whether any batch may change some of it. An increment's book does not count: its delta says what a batch
-        did."""
+        """Whether any batch may change this object. Increments do not count: the delta's keys tell what a batch
+        changed."""
         return bool(
             self.departures
             or self.switches_out
@@ -169,7 +169,7 @@ class Moves(msgspec.Struct):
 
     @property
     def are_diverting(self) -> bool:
-        """Whether a data record may be for somebody else than its key's state."""
+        """Whether a data record may have to be buffered, forwarded or dropped instead of being applied as usual."""
         return bool(
             self.arrivals
             or self.switches_in
@@ -180,7 +180,7 @@ class Moves(msgspec.Struct):
 
     @property
     def are_urgent(self) -> bool:
-        """Whether keys stand still for something that is to come through the control lane, here or where it goes."""
+        """Whether keys are blocked, here or at the receiver, until a message comes through the control lane."""
         return (
             any(role.is_urgent for role in self.switches_out.values())
             or any(role.is_urgent for role in self.switches_in.values())

@@ -1,9 +1,9 @@
-"""What a site, a stage, an instance or a token may be called.
+"""Valid names of sites, stages, instances and tokens.
 
-Names become parts of file names, so each one that comes over a port is checked where it is decoded (`Name`), and each
-one that a user chooses where it is given (`check_name`). The first and the last character are a letter, a digit or `_`;
-between them `.` and `-` may stand as well. So a name is one step of a path, never `.` or `..`, never hidden, never an
-option of a command, and holds no control character.
+Names become parts of file names, so each one received over a port is checked when it is decoded (`Name`), and each one
+chosen by a user when it is given (`check_name`). The first and the last character are a letter, a digit or `_`; `.` and
+`-` are allowed between them. So a name is one path component, never `.` or `..`, never hidden, never a command-line
+option, and contains no control character.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 from whimbrel.core.errors import Refused
 
 LONGEST, CHOSEN = 100, 64
-"""Characters of any name, and of one that a user chooses: an instance is called like its stage, and a number."""
+"""Maximum characters of any name, and of one that a user chooses: an instance's name is its stage's with a number."""
 PATTERN = rf"^\w(?:[\w.-]{{0,{LONGEST - 2}}}\w)?\Z"
 Name = Annotated[str, msgspec.Meta(pattern=PATTERN)]
-"""A name as it is decoded: anything else does not fit the type."""
+"""The type of a decoded name: an invalid name does not decode."""
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[\w.:\[\]-]{1,260}\Z")]
-"""Where a process can be reached: scheme, host and port, and nothing behind."""
+"""The address of a process: scheme, host and port only."""
 
 GATEWAY, SUPERVISOR = "gateway", "orchestrator"
-"""The roles of processes, as their credentials are called; a site's is `site_role`."""
+"""The roles of processes, which are also the names of their credentials; a site's is `site_role`."""
 
 
 def site_role(site: str) -> str:
@@ -33,7 +33,7 @@ def site_role(site: str) -> str:
 
 
 def check_name(kind: str, name: str, longest: int = CHOSEN) -> str:
-    """The name, if it is one. Raises `Refused`; `kind` says of what."""
+    """Return the name if it is valid, else raise `Refused`; `kind` is what it names."""
     if len(name) > longest or not re.search(PATTERN, name):
         raise Refused(
             f"{kind} name {name!r} is not allowed: use letters, digits and _, inside also . and -, "

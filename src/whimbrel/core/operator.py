@@ -1,7 +1,7 @@
-"""What a user writes: an operator, the state of one key, and what happens when a record arrives.
+"""The user's code: an operator, the state of one key, and the processing of one record.
 
 An operator must be a deterministic function of state and record: Spark repeats a failed batch, and during a live move
-two instances apply the same records. So time and chance come from the context, which derives both from the record.
+two instances apply the same records. So time and randomness come from the context, which derives both from the record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class State(msgspec.Struct):
 
 
 class Context:
-    """Time, chance and timers, for an operator that asks for them: `process(self, key, event, state, emit, ctx)`."""
+    """Time, randomness and timers, for an operator with a `ctx`: `process(self, key, event, state, emit, ctx)`."""
 
     __slots__ = ("chance", "key", "now_us", "seq", "timers")
 
@@ -36,24 +36,24 @@ class Context:
         self.key, self.now_us, self.seq = "", 0, 0
         self.timers: list[int] = []
         self.chance: random.Random | str = RECORD
-        """What is called: `RECORD` or `TIMER`; from the first draw on, the Random of this call."""
+        """The kind of call: `RECORD` or `TIMER`; from the first draw on, the Random of this call."""
 
     @property
     def now(self) -> datetime:
-        """The event time of this record, or the moment of this timer. Never the wall clock."""
+        """The event time of this record, or of this timer. Never the wall clock."""
         return datetime.fromtimestamp(self.now_us / 1e6, UTC)
 
     @property
     def random(self) -> random.Random:
-        """One Random for this call, seeded with the key, the record's `seq` and a timer's moment: a replay draws the
-        same numbers."""
+        """One Random for this call, seeded with the key, the record's `seq` and a timer's event time: a replay draws
+        the same numbers."""
         if isinstance(self.chance, str):
             moment = f"/{self.now_us}" if self.chance == TIMER else ""
             self.chance = random.Random(f"{self.key}/{self.seq}{moment}")
         return self.chance
 
     def timer(self, at: datetime | timedelta) -> None:
-        """Call `on_timer` at a moment of event time, or that long after now. The same moment twice fires once."""
+        """Call `on_timer` at an event time, or at a delay after now. Setting the same time twice fires once."""
         moment = self.now_us + at // timedelta(microseconds=1) if isinstance(at, timedelta) else _us(at)
         if moment not in self.timers:
             self.timers.append(moment)
@@ -65,23 +65,23 @@ class Operator:
 
     State: ClassVar[type] = State
     tries: ClassVar[int] = 3
-    """How often a record on which `process` raises is tried before it is parked in the dead letters."""
+    """Number of tries for a record on which `process` raises, before it becomes a dead letter."""
 
     def process(self, *args: Any, **kwargs: Any) -> None:
-        """`process(self, key, event, state, emit)`: one record of one key.
+        """`process(self, key, event, state, emit)`: process one record of one key.
 
         Change `state` in place, call `emit(name=value, ...)` for each result. Add a fifth parameter, `ctx`, for time,
-        chance and timers. Called exactly once for each record as far as
-        anybody can see; must depend on nothing but its arguments.
+        randomness and timers. The effect is exactly-once for each record; the call may be repeated, so it must depend
+        on its arguments only.
         """
         raise NotImplementedError
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
-        """A timer set with `ctx.timer` is due; `ctx.now` is its moment."""
+        """Called when a timer set with `ctx.timer` is due; `ctx.now` is its event time."""
 
 
 def takes_context(operator: Operator) -> bool:
-    """Whether `process` asks for the context. Refuses an operator that cannot work, before anything runs."""
+    """Whether `process` has a context parameter. Refuses an invalid operator before anything runs."""
     if type(operator).process is Operator.process:
         raise Refused(f"{type(operator).__name__} has no process(key, event, state, emit)")
     try:
@@ -101,20 +101,20 @@ def _parameters(function: Callable[..., None]) -> int:
 
 
 def uses_timers(operator: Operator) -> bool:
-    """Whether the operator has timers at all: only then do ticks travel."""
+    """Whether the operator uses timers: only then are ticks sent."""
     return type(operator).on_timer is not Operator.on_timer
 
 
 def shape_of(state: type) -> str:
     """A digest of a state's fields: the same at both ends of a move, unless they run different versions of a job.
 
-    And the same whether the job is run or imported: names of modules do not count, nor whether an annotation is text.
+    Also the same whether the job is run or imported: module names are ignored, and string annotations are resolved.
     """
     bases = [inspect.get_annotations(base) for base in reversed(state.__mro__)]
     names = dict.fromkeys(name for annotations in bases for name in annotations)
     try:
         kinds = get_type_hints(state)
-    except Exception:  # an annotation that means nothing here
+    except Exception:  # an annotation that cannot be resolved here
         kinds = {name: kind for annotations in bases for name, kind in annotations.items()}
     fields = {name: _MODULES.sub("", _shown(kinds[name])) for name in names}
     return f"{crc32(repr(fields).encode()):08x}"
@@ -128,6 +128,6 @@ def _shown(kind: Any) -> str:
 
 
 def _us(moment: datetime) -> int:
-    # One without a time zone is UTC, like `ctx.now`: taken as local time it would differ from site to site.
+    # A datetime without a time zone is UTC, like `ctx.now`: as local time it would differ between sites.
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(aware.timestamp() * 1e6)

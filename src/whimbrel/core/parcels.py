@@ -1,7 +1,7 @@
-"""State on its way out of a part: keys in parcels of one bin each, a large key in pieces, all within a byte budget.
+"""Sending state: keys in parcels of one bin each, a large key in pieces, all within a byte budget per batch.
 
-A role that sends state (departure.py, switch.py, replica.py, increments.py) holds a `Cutter`, and one that sends
-parcels with a move a `Parcels` around it. Both last with the role.
+A role that sends state (departure.py, switch.py, replica.py, increments.py) has a `Cutter`, and one that sends the
+parcels of a move has a `Parcels` around it. Both are persisted with the role.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from whimbrel.core.table import KeyTable
 
 OVERHEAD = 64
-"""Bytes that a key takes in a parcel beside its state, about."""
+"""Approximate bytes that a key takes in a parcel in addition to its state."""
 
 
 class Piece(NamedTuple):
@@ -31,33 +31,33 @@ class Piece(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the key has left with it."""
+        """Whether the key has left completely with this piece."""
         return self.number == self.total - 1
 
 
 class Cutter(msgspec.Struct):
-    """Cuts one large key at a time into pieces, over several batches if need be."""
+    """Cuts one large key at a time into pieces, over several batches if necessary."""
 
     owner: str
-    """The move it leaves with, or what else takes it: several may cut the same key."""
+    """The move, or other receiver, that the pieces are for: several owners may cut the same key."""
     chunk: int
     """A key with more state than this many bytes is large."""
     key: str = ""
     """The large key that is being cut; empty: none."""
     number: int = 0
-    """Of its next piece."""
+    """The number of its next piece."""
 
     def is_large(self, key_state: KeyState) -> bool:
-        """Whether a key has more state than one parcel takes."""
+        """Whether a key has more state than fits into one parcel."""
         return len(key_state.state) > self.chunk
 
     @property
     def place(self) -> str:
-        """Where the key that is being cut is stashed away."""
+        """The name under which the key that is being cut is stashed."""
         return f"{self.owner} {self.key}"
 
     def cut(self, key_state: KeyState, room: int) -> tuple[list[Piece], int]:
-        """The next pieces of the key that is being cut, as long as there is room; and the room that is left."""
+        """The next pieces of the key that is being cut, as long as there is room, and the remaining room in bytes."""
         size, state = self.chunk, key_state.state
         total, pieces = -(-len(state) // size), list[Piece]()
         while room > 0 and self.key:
@@ -72,12 +72,12 @@ class Cutter(msgspec.Struct):
         return pieces, room
 
     def stash(self, table: KeyTable, key: str, key_state: KeyState) -> None:
-        """Begin with a key that is served meanwhile: what leaves is its state as it is now."""
+        """Begin to cut a key that continues to be served: its current state is what leaves."""
         self.key = key
         table.stash(self.place, key_state)
 
     def cut_stashed(self, table: KeyTable, room: int) -> tuple[list[Piece], int]:
-        """As `cut`, of a key that was stashed away."""
+        """As `cut`, for a stashed key."""
         place = self.place
         pieces, room = self.cut(table.stashed[place], room)
         if not self.key:
@@ -85,24 +85,24 @@ class Cutter(msgspec.Struct):
         return pieces, room
 
     def put_down(self, table: KeyTable) -> None:
-        """Cut nothing any more."""
+        """Stop cutting and drop the stashed state."""
         if self.place in table.stashed:
             table.stash(self.place, None)
         self.key, self.number = "", 0
 
 
 class Parcels(msgspec.Struct):
-    """The parcels that a part sends to the destination of a move; counts what has left."""
+    """The parcels that a part sends to the destination of a move; counts the bytes and parcels sent."""
 
     cutter: Cutter
     state_bytes: int = 0
     sent_bytes: int = 0
     numbers: dict[int, int] = {}
-    """By bin: how many have been sent."""
+    """By bin: the number of parcels sent."""
 
     @classmethod
     def of(cls, move: Move) -> Parcels:
-        """Those of a move that begins."""
+        """The parcels of a move that begins."""
         return cls(Cutter(move.id, move.chunk))
 
     def send_some(
@@ -114,8 +114,8 @@ class Parcels(msgspec.Struct):
         out: Emissions,
         kind: Kind = Kind.PARCEL,
     ) -> None:
-        """Send what the move's budget allows, of keys that are served meanwhile: the large one that has begun, then
-        these, the last one first. `keys` has those that are left; `state_of` is None if one is not here any more."""
+        """Send keys that continue to be served, within the move's budget: first the large key already begun, then
+        `keys` from the end, which are removed. `state_of` returns None for a key that this part no longer holds."""
         room = move.budget
         loads: dict[str, KeyState] = {}
         while room > 0 and (self.cutter.key or keys):
@@ -132,7 +132,7 @@ class Parcels(msgspec.Struct):
         self.pack(instance, move, loads, out, kind=kind)
 
     def put_down(self, instance: Instance) -> None:
-        """Nothing more leaves."""
+        """Send no further pieces."""
         self.cutter.put_down(instance.table)
 
     def pack(
@@ -145,7 +145,7 @@ class Parcels(msgspec.Struct):
         ticks: Sequence[Tick] = (),
         kind: Kind = Kind.PARCEL,
     ) -> None:
-        """Send keys, and what waited for keys: one parcel a bin."""
+        """Send keys and their backlog, one parcel per bin."""
         by_bin: dict[int, dict[str, KeyState]] = {}
         for key, key_state in loads.items():
             self.state_bytes += len(key_state.state)
@@ -159,7 +159,7 @@ class Parcels(msgspec.Struct):
             self.send(instance, move, kind, parcel, out, bin)
 
     def _send_stashed(self, instance: Instance, move: Move, room: int, out: Emissions, kind: Kind) -> int:
-        """Send pieces of the large key that was stashed away, as long as there is room; return the room left."""
+        """Send pieces of the stashed large key as long as there is room; return the remaining room."""
         key = self.cutter.key
         pieces, room = self.cutter.cut_stashed(instance.table, room)
         self._send_pieces(instance, move, key, pieces, out, kind)
@@ -175,8 +175,8 @@ class Parcels(msgspec.Struct):
         waited: Callable[[], list[Buffered]],
         ticks: Sequence[Tick],
     ) -> int:
-        """Send pieces of a large key that has stopped. What has waited for it goes with the last piece: not after it,
-        for then the key is open."""
+        """Send pieces of a large key that is no longer served. Its backlog goes with the last piece, not after it,
+        because the key opens with that piece."""
         key = self.cutter.key
         pieces, room = self.cutter.cut(key_state, room)
         self._send_pieces(instance, move, key, pieces, out, Kind.PARCEL, waited, ticks)
@@ -209,7 +209,7 @@ class Parcels(msgspec.Struct):
             self.send(instance, move, kind, parcel, out, parcel.bin)
 
     def send(self, instance: Instance, move: Move, kind: Kind, body: Any, out: Emissions, bin: int = EVERY_BIN) -> None:
-        """Post a message to the destination of the move, and count it."""
+        """Send a message to the destination of the move, and count it."""
         if kind == Kind.PARCEL:
             self.numbers[bin] = self.numbers.get(bin, 0) + 1
         message = instance.message(move.destination, kind, body, bin)
@@ -218,7 +218,7 @@ class Parcels(msgspec.Struct):
 
 
 def reaching(instance: Instance, key: str, reach: Mapping[str, int]) -> KeyState:
-    """A key's state, with the place up to which it reaches in its router's stream; `reach`: by router, how far."""
+    """A key's state, with the `seq` it includes raised to `reach`: by router, the position in its stream."""
     saved = instance.table.entries[key].saved
     assert saved is not None, "every key is committed before it is shipped"
     return msgspec.structs.replace(saved, seq=max(saved.seq, reach.get(saved.src, -1)))

@@ -1,8 +1,8 @@
-"""What travels: records in, and what an instance sends out.
+"""Everything that travels: the records an instance reads, and the messages, results and notices it writes.
 
-A record's way: gateway (gives it `seq`) → router (stamps `epoch`) → inbox → instance → result → outbox → gate.
+The path of a record: gateway (assigns `seq`) → router (stamps `epoch`) → inbox → instance → result → outbox → gate.
 Markers and ticks travel in the same inbox, between the data, so that each has an exact place in every key's stream.
-Parcels and what belongs to them travel in the inbox's control lane, which an instance sees first in each batch.
+Parcels and related messages travel in the inbox's control lane, which an instance reads first in each batch.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from whimbrel.core.keys import EVERY_BIN, Selection
 
 
 class Kind(IntEnum):
-    """What a record is. Zero is data, so that `any(kinds)` finds a batch that is not plain data."""
+    """The kind of a record. Zero is data, so that `any(kinds)` detects a batch that is not plain data."""
 
     DATA = 0
     TICK = 1
-    """Time has passed: `event_us` says how far. Fires timers."""
+    """Event time has advanced to `event_us` (a watermark). Fires timers."""
     BEGIN = 2
-    """From here on a move's keys come to both instances (dual), or to none for a while (hold)."""
+    """From here on a move's records go to both instances (dual), or to neither until CUTOVER (hold)."""
     CUTOVER = 3
     """From here on a move's keys belong to the destination."""
     ABORT = 4
-    """The move is off: the source keeps what it has."""
+    """The move is aborted: the source remains the owner."""
     PARCEL = 5
     """State of moving keys."""
     PASSED = 6
-    """One part of the source has sent on everything that came to it before the switch."""
+    """One part of the source has forwarded every record that it received before the switch."""
     SHIPPED = 7
     """One part of the source has sent all its parcels. Messages of a batch travel in the order of these numbers."""
     FORGET = 8
-    """Nothing of this aborted move can arrive any more."""
+    """No further message of this aborted move can arrive."""
     WAKE = 9
-    """Nothing at all: makes an idle instance run a batch, so that it can go on shipping."""
+    """No content: makes an idle instance run a batch, so that it can continue to ship."""
     SWITCH = 10
-    """A move switches at once: said ahead of its BEGIN, which stands behind all that waits in the inbox."""
+    """A move switches at once: announced ahead of its BEGIN, which is queued behind the inbox's backlog."""
     HINT = 11
-    """Keys whose first records after a switch have gone to the destination: it needs them now."""
+    """Keys whose first records after a switch have gone to the destination, which therefore needs them now."""
     FETCH = 12
-    """The destination asks for units of keys."""
+    """The destination requests units of keys."""
     REPLICATE = 13
-    """A standby is wanted."""
+    """Start a standby."""
     CEASE = 14
-    """It is not wanted any more."""
+    """Stop a standby."""
     REPLICA = 15
     """A parcel of copies for a standby."""
     REPLICATED = 16
-    """One part of the source has sent a copy of everything once."""
+    """One part of the source has sent a copy of every key once."""
     BARRIER = 17
-    """Send what has changed to the central store."""
+    """Checkpoint barrier: send what has changed to the central store."""
     CHECKPOINTED = 18
-    """To the store: one part has sent all that it had to save."""
+    """To the store: one part has sent its whole increment."""
     DISCARD = 19
-    """A restoration takes keys away from whoever has them: what is here of them is worth nothing any more."""
+    """A restoration takes keys away from their holders: the receiver's state of them is void."""
     RESTORE = 20
-    """Keys will come out of the central store."""
+    """Keys will be loaded from the central store."""
 
 
 class Record(NamedTuple):
-    """One line of an inbox.
+    """One entry of an inbox.
 
-    `offset` is its place in the inbox: the order in which an instance applies records.
-    `seq` is its place in the ingress log of `src`, the router it came through: the ruler on which a hand-over is cut.
+    `offset` is its position in the inbox: an instance applies records in this order.
+    `seq` is its position in the ingress log of `src`, the router it came through: a hand-over is cut at a `seq`.
     """
 
     offset: int
@@ -78,39 +78,39 @@ class Record(NamedTuple):
     event_us: int
     ingress_us: int
     body: Any
-    """Data: the event. Everything else: bytes of one of the messages below."""
+    """Data: the event. All other kinds: the bytes of one of the messages below."""
 
 
 class HandoverOptions(msgspec.Struct, frozen=True, tag=True):
     """`live`, `pause` and `fluid`: CUTOVER hands the keys over."""
 
     hold: bool = False
-    """Where records go from BEGIN until CUTOVER: to both instances, or, if set, nowhere: the routers hold them."""
+    """Whether the routers hold the records from BEGIN until CUTOVER. If not, records go to both instances."""
 
 
 class PushOptions(msgspec.Struct, frozen=True, tag=True):
     """`push`: records go to the destination at once, and the source chooses which keys leave first."""
 
     order: Literal["arrival", "key"] = "arrival"
-    """As records need them, or by name."""
+    """In the order in which records need the keys, or sorted by key."""
 
 
 class FetchOptions(msgspec.Struct, frozen=True, tag=True):
-    """`fetch`: records go to the destination at once, and it asks for the keys it needs."""
+    """`fetch`: records go to the destination at once, and it requests the keys it needs."""
 
     split: int = 32
-    """Into how many units a bin is cut."""
+    """Number of units per bin."""
     step: int = 16
-    """How many bins the destination asks for at a time, beside those it needs."""
+    """Number of bins that the destination requests at a time, in addition to the units it needs."""
 
 
 class ReplicateOptions(msgspec.Struct, frozen=True, tag=True):
-    """`replicate`: a standby has copies; at its takeover, records go to it at once."""
+    """`replicate`: a standby holds copies; at its takeover, records go to it at once."""
 
     interval: int = 1
-    """The standby gets what has changed after every so many batches."""
+    """Number of batches after which the source sends the changed keys to the standby."""
     standby: bool = False
-    """Whether a standby that is warm waits for the order to take over."""
+    """Whether a warm standby waits for the order to take over."""
 
 
 class RestartOptions(msgspec.Struct, frozen=True, tag=True):
@@ -118,13 +118,12 @@ class RestartOptions(msgspec.Struct, frozen=True, tag=True):
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
-    """`restore`: the source is lost; the routers read their logs again for the destination."""
+    """`restore`: the source is lost; the routers replay their logs to the destination."""
 
     ends: frozenset[str] = frozenset()
     """Migrations that the restoration ends."""
     parties: frozenset[str] = frozenset()
-    """Instances that must discard what the restoration brings back: the lost one, and the other ends of those
-    migrations."""
+    """Instances that must discard the restored keys: the lost instance, and the other ends of those migrations."""
 
 
 SwitchOptions = PushOptions | FetchOptions | ReplicateOptions
@@ -132,7 +131,7 @@ Options = HandoverOptions | SwitchOptions | RestartOptions | RestoreOptions
 
 
 class Move(msgspec.Struct, frozen=True):
-    """One migration as the data path sees it; travels in markers. All that a participant needs to know."""
+    """One migration as the data path sees it; travels in markers. Contains all that a participant needs."""
 
     id: str
     stage: str
@@ -143,14 +142,14 @@ class Move(msgspec.Struct, frozen=True):
     epoch: int
     """The epoch of the selected keys once the destination owns them."""
     routers: frozenset[str]
-    """All that write into the stage: a phase has begun when a marker has come from each."""
+    """All routers that write into the stage: a phase has begun when a marker has come from each."""
     options: Options = HandoverOptions()
-    """What the protocol does, and how."""
+    """The options of the protocol."""
     budget: int = 8 << 20
-    """How many bytes of state a part of the source ships in one batch, about, so that serving never stalls."""
+    """Approximate number of bytes of state that a part of the source ships per batch, so that serving never stalls."""
     chunk: int = 1 << 20
-    """A key with more state than this travels in pieces. Both stand here and not in a site's settings, because a
-    batch that is repeated after a restart must ship what it shipped the first time."""
+    """A key with more bytes of state than this travels in pieces. Both sizes are part of the move, not of a site's
+    settings, because a batch that is repeated after a restart must ship the same parcels again."""
 
     @property
     def hold(self) -> bool:
@@ -169,42 +168,42 @@ class Move(msgspec.Struct, frozen=True):
 
     @property
     def hints(self) -> bool:
-        """Whether the routers tell the source which keys the destination needs."""
+        """Whether the routers send HINTs to the source about the keys that the destination needs."""
         return isinstance(self.options, PushOptions) and self.options.order == "arrival"
 
     @property
     def relocates(self) -> bool:
-        """Whether a whole instance changes its site, and no key its owner."""
+        """Whether a whole instance changes its site and no key changes its owner."""
         return isinstance(self.options, RestartOptions)
 
     @property
     def replays(self) -> bool:
-        """Whether the source is lost, and the routers read their logs again."""
+        """Whether the source is lost and the routers replay their logs."""
         return isinstance(self.options, RestoreOptions)
 
     @property
     def ends(self) -> frozenset[str]:
-        """Migrations that it ends, if it is a restoration."""
+        """Migrations that this move ends, if it is a restoration."""
         return self.options.ends if isinstance(self.options, RestoreOptions) else frozenset()
 
     @property
     def parties(self) -> frozenset[str]:
-        """Instances that must discard what it brings back, if it is a restoration."""
+        """Instances that must discard the restored keys, if this move is a restoration."""
         return self.options.parties if isinstance(self.options, RestoreOptions) else frozenset()
 
 
 class KeyState(msgspec.Struct, frozen=True, array_like=True):
-    """Everything one key has: what a parcel carries of it, and how an instance stores it."""
+    """The complete keyed state of one key, as a parcel carries it and as an instance stores it."""
 
     seq: int
-    """How far this state reaches in the stream of `src`: no record, and no tick, up to here may be applied again."""
+    """The position in the stream of `src` that this state includes: no record or tick up to it may be applied again."""
     src: str
     timers: list[int]
     state: bytes
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True):
-    """A record that waits for its key's state, as it is stored, and as it is sent on."""
+    """A record that waits for its key's state, in the form in which it is stored and forwarded."""
 
     offset: int
     bin: int
@@ -218,7 +217,7 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tick(msgspec.Struct, frozen=True, array_like=True):
-    """A tick that a key may have to catch up with once its state is here."""
+    """A tick that a key may have to process once its state has arrived."""
 
     seq: int
     src: str
@@ -232,9 +231,9 @@ class Tick(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """State of some keys of one bin. A key too large for one parcel comes in `pieces`, `piece` by piece.
+    """State of some keys of one bin. A key too large for one parcel travels in `pieces` parcels, numbered `piece`.
 
-    After a switch it also carries what has waited for these keys at the source: records, and the ticks among them.
+    After a switch it also carries the backlog of these keys at the source: records, and the ticks among them.
     """
 
     move: str
@@ -245,28 +244,28 @@ class Parcel(msgspec.Struct, frozen=True):
     backlog: dict[str, list[Buffered]] = {}
     ticks: list[Tick] = []
     absent: list[str] = []
-    """Keys that were hinted at, and that the source has never had."""
+    """Keys that were named in a HINT and that the source has never had."""
     units: list[int] = []
-    """Units of which nothing is left at the source."""
+    """Units of which the source holds nothing any more."""
     delivered: dict[str, int] = {}
-    """From the store: up to which `seq` the results of keys are out; of keys without a version as well."""
+    """From the store, by key: the `seq` up to which results are delivered; also for keys without a version."""
     shape: str = ""
-    """What the states' class looks like at the source (`operator.shape_of`); empty if nobody can say."""
+    """Digest of the states' class at the source (`operator.shape_of`); empty if unknown."""
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """One part of the source has sent on everything that came to it before the switch."""
+    """One part of the source has forwarded every record that it received before the switch."""
 
     move: str
     part: int
     parts: int
     ticks: list[Tick] = []
     stale: list[str] = []
-    """Keys whose copies at a standby are not fresh."""
+    """Keys whose copies at a standby are out of date."""
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """The destination asks for units: those it needs now, and those of the next step."""
+    """The destination requests units: those it needs now, and those of the next step."""
 
     move: str
     needed: list[int]
@@ -280,22 +279,22 @@ class Shipped(msgspec.Struct, frozen=True, omit_defaults=True):
     part: int
     parts: int
     parcels: list[tuple[int, int]] = []
-    """Bins, each with how many, where one that cannot be read would not be missed otherwise."""
+    """Number of parcels by bin, where the loss of an unreadable parcel would otherwise go unnoticed."""
 
 
 class Barrier(msgspec.Struct, frozen=True):
-    """Body of BARRIER. The two sizes stand here for the same reason as in a move."""
+    """Body of BARRIER. It contains the two sizes for the same reason as a move does."""
 
     bound: int
-    """Up to which `seq` the router has given everything on; above it, it may hold some records back."""
+    """The `seq` up to which the router has forwarded everything; above it, it may hold some records back."""
     budget: int = 8 << 20
     chunk: int = 1 << 20
     anew: bool = False
-    """The store is another one, and has nothing: all there is shall be saved, not only what has changed."""
+    """The store is a new, empty one: a part must save all its keys, not only the changed ones."""
 
 
 class Result(NamedTuple):
-    """What an operator emitted. `(key, epoch, seq, n)` is its identity."""
+    """One result of an operator. `(key, epoch, seq, n)` is its identity."""
 
     key: str
     epoch: int
@@ -307,7 +306,7 @@ class Result(NamedTuple):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of the destination has installed everything and follows the stream silently."""
+    """Notice: a part of the destination has installed all keys and applies the stream without emitting."""
 
     move: str
     instance: str
@@ -316,7 +315,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of a standby has had a copy of everything once."""
+    """Notice: a part of a standby has received a copy of every key once."""
 
     move: str
     instance: str
@@ -333,25 +332,25 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     parts: int
     selection: Selection
     epoch: int
-    """The epoch that may speak now."""
+    """The epoch whose results the gate may release from now on."""
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of the source is done with the move, and has forgotten its keys."""
+    """Notice: a part of the source has finished the move and dropped its keys."""
 
     move: str
     instance: str
     part: int
     parts: int
     keys: int = 0
-    """How many keys have left."""
+    """Number of keys that have left."""
     state_bytes: int = 0
     sent_bytes: int = 0
-    """All that was sent for the move."""
+    """All bytes that were sent for the move."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of the destination owns the keys for good."""
+    """Notice: a part of the destination is now the owner of the keys."""
 
     move: str
     instance: str
@@ -359,15 +358,15 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     parts: int
     selection: Selection = Selection()
     epoch: int = 0
-    """The epoch it speaks in."""
+    """The epoch of its results."""
     replayed: int = 0
-    """Of a restoration: how many records were applied again."""
+    """Of a restoration: number of records that were applied again."""
     silent: int = 0
-    """How many of those in silence, because their results were out."""
+    """How many of those without emitting, because their results had been delivered."""
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part of the source is plain owner again, or a part of the destination has dropped its copy."""
+    """Notice: a part of the source is ordinary owner again, or a part of the destination has dropped its copy."""
 
     move: str
     instance: str
@@ -376,7 +375,7 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Evicted(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part has dropped what it had of keys that a restoration brings back elsewhere."""
+    """Notice: a part has dropped its state of keys that a restoration restores elsewhere."""
 
     move: str
     instance: str
@@ -385,8 +384,8 @@ class Evicted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part has refused something that came with a move, as a whole: it is damaged, it was written by a newer
-    version, or its states are not those of the operator here."""
+    """Notice: a part has refused a whole message of a move: the message is damaged, it was written by a newer version,
+    or its states do not match the operator of this part."""
 
     move: str
     instance: str
@@ -396,8 +395,8 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a router cannot read again what a restoration needs of its log. It has refused RESTORE, or never given it
-    a place: the keys belong to nobody."""
+    """Notice: a router cannot replay the part of its log that a restoration needs. It has refused RESTORE, or never
+    appended it: the keys have no owner."""
 
     move: str
     router: str
@@ -405,8 +404,8 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checkpointed(msgspec.Struct, frozen=True, tag=True):
-    """One part has sent all that it had to save: to the store, behind its versions, and as a notice, behind the
-    results that go with them. Only when the gate has let those out may the versions be used."""
+    """One part has sent its whole increment. Sent to the store, behind the versions, and as a notice, behind the
+    results that belong to them. The versions may be used only after the gate has released those results."""
 
     instance: str
     part: int
@@ -416,16 +415,16 @@ class Checkpointed(msgspec.Struct, frozen=True, tag=True):
     number: int
     """The `seq` of that BARRIER."""
     reached: int
-    """Everything of this router up to here that the part was given, it has saved, or it has left with its key."""
+    """Every record of this router up to this `seq` that the part received is saved, or has left with its key."""
 
     @property
     def increment(self) -> tuple[str, int]:
-        """Which of the part's increments it is."""
+        """The identity of the increment among those of the part."""
         return self.src, self.number
 
 
 class Parked(msgspec.Struct, frozen=True, tag=True):
-    """Notice: an operator failed on a record, or on a timer, as often as it may; it goes to the dead letters."""
+    """Notice: an operator failed on a record or timer in all allowed tries; the record becomes a dead letter."""
 
     instance: str
     key: str
@@ -434,16 +433,16 @@ class Parked(msgspec.Struct, frozen=True, tag=True):
     error: str
     event: str
     epoch: int = 0
-    """The epoch of the record: what a zombie parks is refused as its results are."""
+    """The epoch of the record: the gate refuses a zombie's dead letters like its results."""
 
 
 Report = Ready | Warm | Left | Opened | Aborted | Evicted | Rejected | Unreadable
-"""The notices that the coordinator hears."""
+"""The notices that the coordinator receives."""
 Notice = Report | Closed | Parked | Checkpointed
 
 
 class Message(NamedTuple):
-    """A control record on its way from an instance to the control lane of an inbox (its own included)."""
+    """A control record that an instance sends to the control lane of an inbox (possibly its own)."""
 
     to: str
     kind: Kind
@@ -452,7 +451,7 @@ class Message(NamedTuple):
 
 
 class Emissions(msgspec.Struct):
-    """All that an instance says about one batch, in the order in which it must be carried out."""
+    """The output of an instance for one batch, in the order in which it must be carried out."""
 
     messages: list[Message] = []
     results: list[Result] = []
@@ -460,33 +459,33 @@ class Emissions(msgspec.Struct):
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True):
-    """In an outbox entry, what one part says about a micro-batch: to the gate, to the orchestrator, to who looks on."""
+    """In an outbox entry: the output of one part for a micro-batch, for gate, orchestrator and monitoring."""
 
     results: list[Result]
     notices: list[Notice]
     part: int = 0
     state_bytes: int = 0
-    """How much state the part holds."""
+    """Bytes of state that the part holds."""
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """An outbox entry: what an instance says about a micro-batch, and which part of its inbox the batch has applied.
+    """An outbox entry: the output of an instance for a micro-batch, and the range of its inbox that the batch applied.
 
-    The ranges of an outbox's entries follow each other: one that begins before the end of the last has come from
-    somebody who is not where the instance was, and would have its effect twice.
+    The ranges of consecutive entries are adjacent. An entry that begins before the end of the last one was written by a
+    query with an older checkpoint than the instance's, and would take effect twice.
     """
 
     outgoing: list[Outgoing]
     start: dict[str, int] = {}
     """By lane of the inbox, the first position; empty if this is the first batch of a checkpoint."""
     end: dict[str, int] = {}
-    """And the first one behind the batch."""
+    """By lane of the inbox, the first position behind the batch."""
     sent: dict[str, int] = {}
-    """By destination: the last batch of this checkpoint that has sent something there."""
+    """By destination: the last batch of this checkpoint that has sent a message there."""
     renewed: bool = False
-    """No batch: the instance begins anew behind this entry, without the checkpoint it had."""
+    """Not a batch: the instance starts afresh behind this entry, without its former checkpoint."""
 
 
 def marker(kind: Kind, body: bytes, src: str, seq: int, ingress_us: int = 0) -> Record:
-    """A record for every part of an instance, at the writer's current place."""
+    """A record for every part of an instance, at the writer's current position."""
     return Record(0, kind, EVERY_BIN, "", seq, 0, src, ingress_us, ingress_us, body)

@@ -1,11 +1,11 @@
-"""A standby: the destination of a move keeps a copy of the keys' states, long before they are handed over.
+"""A standby: the destination of a move holds a copy of the keys' states, long before they are handed over.
 
-At the source (`Replication`) every key is at first one that the standby lacks, and again each time a record touches it.
-At the end of every `interval`-th batch it sends what is lacking, as much as the byte budget allows. When nothing was
-lacking for the first time, the standby is warm.
+At the source (`Replication`) every key is dirty at first, and again each time a record touches it. At the end of every
+`interval`-th batch the source sends the dirty keys, as many as the byte budget allows. The standby is warm when no key
+is dirty for the first time.
 
-At the destination (`Standby`) the copies lie beside the instance's own keys, and nothing reads them. The hand-over is
-a switch (switch.py): the source ships only what is lacking at that moment, and names it; all other copies open at once.
+At the destination (`Standby`) the copies are stored beside the instance's own keys and are not read. The hand-over is
+a switch (switch.py): the source ships only the keys that are dirty then, and names them; all other copies open at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Replication(msgspec.Struct, kw_only=True):
-    """What one part of the source sends to a standby."""
+    """One part of the source of a standby."""
 
     move: Move
     parcels: Parcels
@@ -34,7 +34,7 @@ class Replication(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, move: Move, keys: Iterable[str] = ()) -> Replication:
-        """That of a standby that has none of these keys."""
+        """The replication to a standby that has none of these keys."""
         return cls(move=move, parcels=Parcels.of(move), dirty=set(keys))
 
     def note(self, touched: set[str]) -> None:
@@ -42,7 +42,7 @@ class Replication(msgspec.Struct, kw_only=True):
         self.dirty.update(key for key in touched if key in self.move.selection)
 
     def ship(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: send what is lacking, if it is time."""
+        """At the end of a batch: send dirty keys, if the interval has passed."""
         self.batches += 1
         move, parcels, entries = self.move, self.parcels, instance.table.entries
         if self.warm and self.batches % _interval(move):
@@ -58,40 +58,40 @@ class Replication(msgspec.Struct, kw_only=True):
             parcels.send(instance, move, Kind.REPLICATED, Shipped(move.id, instance.part, instance.parts), out)
 
     def cease(self, instance: Instance, out: Emissions) -> None:
-        """The standby is not wanted any more."""
+        """Stop the replication."""
         self.parcels.put_down(instance)
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
 
 class Standby(Receiver, kw_only=True):
-    """How far a standby is, at one part of the destination."""
+    """The progress of a standby at one part of the destination."""
 
     move: Move
     shipped: set[int] = set()
 
     keeps: ClassVar[bool] = True
-    """It may have taken over by the time that anybody hears of it."""
+    """True, because the standby may have taken over before the coordinator receives the refusal."""
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        """Copies have come."""
+        """Store the copies of a parcel."""
         for key, key_state in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
                 instance.table.keep_replica(self.move.id, key, key_state)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
-        """A part of the source has sent everything once."""
+        """A part of the source has sent every key once."""
         self.shipped.add(shipped.part)
         if len(self.shipped) == shipped.parts:
             out.notices.append(Warm(self.move.id, instance.name, instance.part, instance.parts))
 
     def cease(self, instance: Instance, out: Emissions) -> None:
-        """The standby is not wanted any more."""
+        """Stop the standby."""
         self.clear(instance)
         instance.moves.aborted.add(self.move.id)
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
     def clear(self, instance: Instance) -> None:
-        """Forget the copies."""
+        """Drop the copies."""
         for key in instance.table.replicated(self.move.id):
             instance.table.keep_replica(self.move.id, key, None)
         instance.table.scatter(self.move.id)

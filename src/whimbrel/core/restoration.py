@@ -1,13 +1,12 @@
-"""Keys that come out of the central store, because whoever had them is lost; and what becomes of what others have.
+"""Keys that are restored from the central store, because their owner is lost; and the eviction of remaining state.
 
-At the destination (`Restoration`) versions are installed first, each with up to which `seq` its key's results are out
-(delivered). Then the routers put the keys' records into the inbox once more: what a version contains is dropped, what
-is delivered is applied in silence, the rest for real. CUTOVER stands behind all of that.
+At the destination (`Restoration`) versions are installed first, each with the `seq` up to which its key's results are
+delivered. Then the routers append the keys' records to the inbox once more. The destination drops records that a
+version contains, applies delivered ones without emitting, and the rest normally. CUTOVER is behind all of them.
 
-Everybody else who had something of these keys meets DISCARD (`Eviction`): the lost instance, should it come back, and
-the other ends of moves that it took part in. What they say of the keys is refused at the gate already; here they drop
-them, and what comes from routers that have not heard of it yet. What they have saved, and the gate has confirmed, is as
-good as any version.
+Every other instance that had state of these keys receives DISCARD (`Eviction`): the lost instance, if it comes back,
+and the other ends of its moves. The gate already refuses their results of the keys; on DISCARD they drop the keys, and
+records from routers that have not processed the fence yet. Their increments that the gate has confirmed stay valid.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ if TYPE_CHECKING:
 
 
 class Restoration(Receiver, kw_only=True):
-    """How far a restoration has come at one part of its destination. `cut` names the routers that have replayed."""
+    """The progress of a restoration at one part of its destination. `cut` names the routers that have replayed."""
 
     move: Move
     delivered: dict[str, int] = {}
-    """By key: up to where its results are out."""
+    """By key: the `seq` up to which its results are delivered."""
     cut: set[str] = set()
     replayed: int = 0
-    """Records that were applied again; and how many of those in silence."""
+    """Number of records that were applied again, and how many of those without emitting."""
     silent: int = 0
 
     strict: ClassVar[bool] = False
-    """Nobody can say of which version of the job a version in the store is: what can be taken is taken."""
+    """False, because it is unknown which job version wrote a version: every decodable state is accepted."""
 
     @property
     def is_urgent(self) -> bool:
-        """Whether keys stand still until their versions come, and live as soon as they are here."""
+        """Whether keys are blocked until their versions arrive."""
         return not self.ready
 
     def takes(self, key: str) -> bool:
@@ -63,19 +62,19 @@ class Restoration(Receiver, kw_only=True):
         return key in self.move.selection
 
     def is_silent(self, src: str) -> bool:
-        """Nobody else speaks for the keys."""
+        """Never: no other instance emits results of the keys."""
         return False
 
     def silences(self, record: Record) -> bool:
-        """The emission filter: what is delivered is not said again."""
+        """The emission filter: delivered results are not emitted again."""
         return record.seq <= self.delivered.get(record.key, -1)
 
     def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
-        """Whether the time of a key stands still: the ticks it has missed come with its records."""
+        """Whether the event time of a key is frozen: the ticks it has missed are replayed with its records."""
         return src not in self.cut
 
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
-        """A record of a restored key; one that an earlier owner was sent says nothing here."""
+        """Handle a record of a restored key; records stamped for an earlier owner are ignored."""
         if record.epoch >= self.move.epoch:
             silent = self.silences(record)
             if instance.serving.serve(record, out, silent) != DUPLICATE:
@@ -83,7 +82,7 @@ class Restoration(Receiver, kw_only=True):
                 self.silent += silent
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        """Versions have come. An order to load that is repeated has nothing new for who has everything."""
+        """Install versions. A repeated load is ignored if all versions have arrived."""
         if self.ready:
             return
         loads = self.joined(instance, parcel)
@@ -92,14 +91,14 @@ class Restoration(Receiver, kw_only=True):
             instance.table.install(key, key_state)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
-        """All versions have come."""
+        """All versions have arrived."""
         if self.rejected:
             return
         self.ready = True
         out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A router has replayed everything; or, before that, it is called off."""
+        """Handle CUTOVER, behind all replayed records of a router, or an ABORT before it."""
         if kind == Kind.CUTOVER:
             self.cut.add(record.src)
             if self.cut == self.move.routers:
@@ -114,13 +113,13 @@ class Restoration(Receiver, kw_only=True):
 
 
 class Eviction(msgspec.Struct, kw_only=True):
-    """A part that must discard what it has of some keys, until every router has stopped to send it more."""
+    """A part that must discard its state of some keys, until every router has stopped sending records of them."""
 
     move: Move
     seen: set[str] = set()
 
     def drops(self, record: Record) -> bool:
-        """Whether a record was sent before its router knew."""
+        """Whether a record was routed before its router processed the fence."""
         return record.epoch < self.move.epoch and record.key in self.move.selection
 
     def mark(self, instance: Instance, record: Record, out: Emissions) -> None:
@@ -129,13 +128,13 @@ class Eviction(msgspec.Struct, kw_only=True):
         if self.seen == self.move.routers:
             del instance.moves.evictions[self.move.id]
             instance.moves.evicted.add(self.move.id)
-            if instance.moves.increments is not None:  # what was saved between a fence and this does not count
+            if instance.moves.increments is not None:  # increments between a fence and DISCARD are not confirmed
                 instance.moves.increments.give_up(instance)
             out.notices.append(Evicted(self.move.id, instance.name, instance.part, instance.parts))
 
 
 def evict(instance: Instance, move: Move) -> None:
-    """Drop what is here of the move's keys, and all roles in the migrations that it ends."""
+    """Drop this part's state of the move's keys, and all roles in the migrations that it ends."""
     moves = instance.moves
     for id in move.ends:
         for leaving in moves.leave(id):
@@ -153,8 +152,8 @@ def evict(instance: Instance, move: Move) -> None:
 
 
 def clear(instance: Instance, move: Move) -> None:
-    """Drop the states of a move's keys, what waits for them, and pieces that came with it; but not what a later
-    restoration has brought: that comes through the control lane, and may be here before an earlier one's DISCARD."""
+    """Drop the states of a move's keys, their buffered records, and the move's pieces; but not states of a later
+    restoration: they use the control lane, and may arrive before an earlier restoration's DISCARD."""
     later = [role for role in instance.moves.coming() if role.move and role.move.epoch > move.epoch]
     instance.table.drop(key for key in instance.keys_in(move) if not any(role.takes(key) for role in later))
     for key in sorted(key for key in instance.table.waiting if key in move.selection):
@@ -163,12 +162,12 @@ def clear(instance: Instance, move: Move) -> None:
     instance.table.scatter(move.id)
 
 
-# ── At whoever reads the store ───────────────────────────────────────────────────────────────────────────────────────
+# ── At the reader of the store ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def loads(move: Move, versions: Iterable[Version], delivered: Mapping[str, int]) -> Iterator[Message]:
-    """What the destination's control lane gets: that keys will come, a parcel for each version and each key without
-    one, and that this was all. A large one comes in pieces."""
+    """The messages for the destination's control lane: RESTORE, a parcel for each version and each key without one, and
+    SHIPPED. A large version is sent in pieces."""
     to, left = move.destination, dict(delivered)
     yield Message(to, Kind.RESTORE, EVERY_BIN, wire.canonical(move))
     for version in versions:

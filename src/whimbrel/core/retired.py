@@ -1,11 +1,11 @@
-"""Migrations that a stage has forgotten: what they did to its routes stays.
+"""Compaction of a stage's finished migrations: they are removed, and their effect on the routes stays.
 
-A coordinator that starts again gets the routes from its journal: it takes in every migration, in the order in which
-they were ordered, and each that is done hands its keys over. So a migration may be removed from the journal only if
-what it did is kept: `Retired` is that, the routes after all migrations that are over and old enough, in their order.
+A restarted coordinator rebuilds the routes from its journal: it replays every migration in the order of the orders, and
+each one that is done hands over its keys. So a migration may be removed from the journal only if its effect is kept.
+`Retired` is that effect: the routes after all migrations that are over and old enough, in their order.
 
-Migrations that are open are left out, though newer ones are folded. That changes nothing: two that are open at once
-never hand over the same keys. And one that is over, but must be known, is folded and kept: it is not folded twice.
+Open migrations are skipped, even if newer ones are folded. That is correct: two migrations open at the same time never
+hand over the same keys. A finished migration that is still needed is folded and kept, and not folded twice.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class Retired(msgspec.Struct):
-    """What is left of migrations that are over."""
+    """The combined effect of finished migrations."""
 
     count: int = 0
-    """How many are forgotten."""
+    """Number of removed migrations."""
     owners: tuple[list[str], dict[str, str]] | None = None
     epochs: tuple[list[int], dict[str, int]] | None = None
     """The routes after them; None if there are none."""
     places: dict[str, str] = {}
-    """By instance that one of them has relocated: to which site."""
+    """By instance that one of them has relocated: its new site."""
     folded: set[str] = set()
-    """Migrations that are remembered, though what they did is in here."""
+    """Migrations that are kept although their effect is included here."""
 
     def table(self, first: str) -> RouteTable:
-        """The routes after them; `first`: who had every key at the beginning."""
+        """The routes after them; `first`: the initial owner of every key."""
         table = RouteTable(first)
         if self.owners is not None and self.epochs is not None:
             table.owners.restore(self.owners)
@@ -50,10 +50,10 @@ def retirement(
     slack: int = 0,
     is_needed: Callable[[Migration], bool] = lambda migration: False,
 ) -> tuple[list[Migration], Retired]:
-    """The oldest migrations that are over and may be forgotten, such that `most` are left, and what is left of them.
+    """The oldest finished migrations to remove, such that `most` are left, and the combined effect of all removed ones.
 
-    None as long as no more than `slack` would go: what is left is written as a whole. `is_needed`: who else
-    must know one. Changes nothing: it has happened when it is journalled, and is then given to `Coordinator.retire`.
+    Empty as long as no more than `slack` would be removed, because the effect is written as a whole. `is_needed`:
+    further reasons to keep one. Changes nothing: journal the result, then pass it to `Coordinator.retire`.
     """
     before, known = coordinator.retired, coordinator.migrations
 
@@ -82,7 +82,7 @@ def retirement(
 
 
 def _leave_routes(table: RouteTable, places: dict[str, str], migration: Migration) -> None:
-    """What a migration that is over has done to routes and places."""
+    """Apply the effect of a finished migration to routes and places."""
     move = migration.move
     if move.replays and migration.has_begun:
         table.orphan(move, move.source)

@@ -1,14 +1,14 @@
-"""The router: decides for each record, at the last moment, whose inbox it goes into (late binding).
+"""The router: decides for each record, at the last moment, which inbox it goes into (late binding).
 
-Every producer into a stage has one. It is a deterministic function of what it is given, data and commands in one
-order: whoever runs it keeps that order in a log, so that a router that died is rebuilt by replaying the log.
+Every producer into a stage has one. It is a deterministic function of its input, data and commands in one order. Its
+host keeps that order in a log, so that a failed router is rebuilt by replaying the log.
 
-    route(records)   → who gets which records: one instance, two during a move (dual), nobody yet (hold)
+    route(records)   → the records of each instance: a record goes to one, to two during a move (dual), or none (hold)
     apply(command)   → markers, each at an exact place between the records of every inbox concerned
-    save()           → the order to save, for everybody who has keys
-    replayed(...)    → records that went to a lost instance, once more, for who has its keys now
+    save()           → the checkpoint barrier, for every instance that has keys
+    replayed(...)    → records that went to a lost instance, once more, for the new owner of its keys
 
-A command may come twice; the second time nothing happens.
+Commands are idempotent: a repeated one has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from whimbrel.core.keys import EVERY_BIN, KeyMap, Selection
 from whimbrel.core.record import Barrier, Kind, Move, Record, marker
 
 Routed = dict[str, list[Record]]
-"""By instance: what is appended to its inbox, in order."""
+"""By instance: the records to append to its inbox, in order."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -44,8 +44,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fence(msgspec.Struct, frozen=True, tag=True):
-    """The owner of the move's keys is lost: nobody owns them from here on. Put DISCARD into the inboxes of all who had
-    something of them, and end the migrations that the move ends."""
+    """The owner of the move's keys is lost: they have no owner from here on. Put DISCARD into the inboxes of all
+    instances that held state of them, and end the migrations that the move ends."""
 
     move: Move
 
@@ -55,20 +55,20 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
 
     move: Move
     since: dict[str, int] = {}
-    """By router: from which `seq` on. All that is older is in the versions that the destination has."""
+    """By router: the `seq` to replay from. All older records are in the versions that the destination has."""
 
 
 Command = Begin | Cutover | Abort | Fence | Restore
 
 REMEMBERED = 1_000
-"""Moves of which a router knows that they are over. A command comes while its migration is open, and the log takes each
-once; so this concerns only what was under way when the move ended, and not what a thousand moves have followed."""
+"""Number of finished moves that a router remembers. A command is sent while its migration is open, and the log takes
+each once. So only commands in flight when the move ended matter, not those that 1,000 later moves have followed."""
 UNOWNED = "@unowned"
-"""Who owns the keys of a lost instance until they are restored. Their records lie in the ingress log."""
+"""Placeholder owner of a lost instance's keys until they are restored. Their records stay in the ingress log."""
 
 
 class Snapshot(msgspec.Struct):
-    """All that a router must remember, except what it holds back, which a replay brings again."""
+    """The durable state of a router, without the records it holds back, which a replay restores."""
 
     owners: tuple[list[str], dict[str, str]]
     epochs: tuple[list[int], dict[str, int]]
@@ -78,31 +78,31 @@ class Snapshot(msgspec.Struct):
 
 
 class RouteTable:
-    """Who owns each key of a stage, and in which epoch."""
+    """The owner and the epoch of each key of a stage."""
 
     def __init__(self, owner: str) -> None:
         self.owners = KeyMap(owner)
         self.epochs = KeyMap(0)
 
     def copy(self) -> RouteTable:
-        """Another one with the same routes."""
+        """A copy with the same routes."""
         table = RouteTable("")
         table.owners.restore(self.owners.dump())
         table.epochs.restore(self.epochs.dump())
         return table
 
     def hand_over(self, move: Move) -> None:
-        """The move's keys belong to its destination."""
+        """Assign the move's keys to its destination."""
         self.owners.put(move.selection, move.destination)
         self.epochs.put(move.selection, move.epoch)
 
     def orphan(self, move: Move, owner: str) -> None:
-        """The move's keys have lost their owner."""
+        """Assign the move's keys, which have lost their owner, to a placeholder."""
         self.owners.put(move.selection, owner)
         self.epochs.put(move.selection, move.epoch)
 
     def next_epoch(self, selection: Selection) -> int:
-        """An epoch above all that any of these keys has been in."""
+        """An epoch above all epochs that any of these keys has had."""
         return max(self.epochs.values(selection), default=0) + 1
 
 
@@ -114,13 +114,13 @@ class Router:
         self.moving: dict[str, Move] = {}
         self.held: dict[str, list[Record]] = {}
         self.hinted: dict[str, set[str]] = {}
-        """By move: the keys that its source knows to be needed at the destination."""
+        """By move: the keys for which a HINT has been sent to its source."""
         self.finished: dict[str, None] = {}
-        """The last `REMEMBERED` moves that are cut over or aborted: what else is said of them comes too late."""
+        """The last `REMEMBERED` moves that are cut over or aborted: further commands about them are too late."""
         self.fenced: dict[str, None] = {}
         """The last `REMEMBERED` restorations whose keys have lost their owner."""
         self.gained: dict[str, int] = {}
-        """By instance: the place in our stream where it last came by keys."""
+        """By instance: the position in this router's stream where it last gained keys."""
 
     def route(self, records: Sequence[Record]) -> Routed:
         """Bind each record to its inbox or inboxes."""
@@ -155,7 +155,7 @@ class Router:
         return routed
 
     def tick(self, seq: int, event_us: int, now_us: int) -> Routed:
-        """Tell every instance that may hold keys of ours how late it is; those held back learn it in their order."""
+        """Send the event time to every instance that may hold keys of this router; held keys get it in their order."""
         tick = Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, event_us, now_us, b"")
         for move in self.moving.values():
             if move.hold:
@@ -163,21 +163,21 @@ class Router:
         return {instance: [tick] for instance in self._concerned()}
 
     def save(self, save: Barrier, seq: int, now_us: int = 0) -> Routed:
-        """Tell everybody who may have keys of ours to save them. What is held back has been given to nobody yet."""
+        """Send BARRIER to every instance that may hold keys of this router. Its bound excludes held records."""
         held = [records[0].seq for records in self.held.values() if records]
         bound = min([save.bound, *(first - 1 for first in held)])
         order = marker(Kind.BARRIER, wire.canonical(msgspec.structs.replace(save, bound=bound)), self.name, seq, now_us)
         return {instance: [order] for instance in self._concerned()}
 
     def owners(self) -> set[str]:
-        """Everybody who owns keys; `UNOWNED` among them, if keys have lost their owner."""
+        """All owners of keys; `UNOWNED` among them, if keys have lost their owner."""
         return self.table.owners.values()
 
     def _concerned(self) -> list[str]:
         return sorted({*self.owners(), *(move.destination for move in self.moving.values())} - {UNOWNED})
 
     def apply(self, command: Command, seq: int, now_us: int = 0) -> Routed:
-        """Carry a command out, at this place of our stream."""
+        """Carry out a command at this position of the stream."""
         move = command.move
         if move.id in self.finished:
             return {}
@@ -204,16 +204,16 @@ class Router:
         return routed
 
     def replays(self, command: Restore) -> bool:
-        """Whether our log must be read again for a command: not if it has been, nor if the lost one had no keys. Then
-        nothing keeps the log from being trimmed, either."""
+        """Whether the log must be replayed for a command: not if it has been, nor if the lost instance had no keys. If
+        not, nothing prevents the log from being trimmed, either."""
         return command.move.id not in self.finished and bool(command.move.selection)
 
     def refuse(self, move: Move) -> None:
-        """A restoration cannot be replayed: its keys stay with nobody, until another one takes them."""
+        """A restoration cannot be replayed: its keys have no owner until another restoration takes them."""
         self._finish(move.id)
 
     def replayed(self, command: Restore, records: Sequence[Record]) -> list[Record]:
-        """What the destination gets of an older entry of our log, ahead of what `apply` answers to the command."""
+        """The records of an older log entry that the destination gets, ahead of those that `apply` returns."""
         move, since = command.move, command.since.get(self.name, 0)
         if records[0].kind == Kind.TICK:
             return [record._replace(body=wire.canonical(move)) for record in records if record.seq >= since]
@@ -228,7 +228,7 @@ class Router:
             return {}
         _remember(self.fenced, move.id)
         if max(self.table.epochs.values(move.selection), default=0) >= move.epoch:
-            return {}  # late: it was abandoned, and another attempt has been here
+            return {}  # late: this restoration was abandoned, and a later attempt has fenced the keys
         for id in move.ends:
             self._finish(id)
             self.held.pop(id, None)
@@ -259,17 +259,17 @@ class Router:
                 return move
         return None
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Snapshots ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> bytes | None:
-        """Where a replay may start from; None while something moves: then it starts from an earlier one."""
+        """A state from which a replay may start; None during a move: then the replay starts from an earlier one."""
         if self.moving:
             return None
         routes = (self.table.owners.dump(), self.table.epochs.dump())
         return wire.pack(Snapshot(*routes, list(self.finished), self.gained, list(self.fenced)))
 
     def restore(self, blob: bytes) -> None:
-        """Become what a snapshot describes."""
+        """Restore the state from a snapshot."""
         snapshot = wire.unpack(blob, Snapshot)
         self.table.owners.restore(snapshot.owners)
         self.table.epochs.restore(snapshot.epochs)
@@ -278,7 +278,7 @@ class Router:
 
 
 def _remember(known: dict[str, None], id: str) -> None:
-    """Note a move as the last one, and forget the first if there are too many."""
+    """Add a move as the last one, and drop the first if there are too many."""
     known[id] = None
     if len(known) > REMEMBERED:
         del known[next(iter(known))]

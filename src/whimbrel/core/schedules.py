@@ -1,11 +1,11 @@
-"""In which order keys leave after a switch: what `push`, `fetch` and `replicate` do differently.
+"""The order in which keys leave after a switch: the difference between `push`, `fetch` and `replicate`.
 
-    ByArrival     keys that records wait for, in the order of arrival, heaviest first; then those seen last (`push`)
-    OnDemand      units that the destination asks for; keys with a backlog go unasked (`fetch`)
-    FromReplica   those of which a standby has no fresh copy, by name; the others are there already (`replicate`)
-    ByKey         by name: what the others are measured against (`push` with `order="key"`)
+    ByArrival     keys that records wait for, by arrival, largest backlog first; then the last used first (`push`)
+    OnDemand      units that the destination requests; keys with a backlog are sent without a request (`fetch`)
+    FromReplica   keys of which a standby has no up-to-date copy, sorted; the others are there already (`replicate`)
+    ByKey         sorted by key: the baseline for comparisons (`push` with `order="key"`)
 
-A schedule has no state of its own: what a switch must remember lasts in `SwitchOut` and `SwitchIn`.
+A schedule has no state of its own: the state of a switch is in `SwitchOut` and `SwitchIn`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """One order."""
+    """An order in which keys leave."""
 
     looks_ahead: ClassVar[bool] = True
-    """Whether keys that records wait for at the source go first."""
+    """Whether keys with a backlog at the source go first."""
     asks: ClassVar[bool] = False
-    """Whether the destination asks for what it needs."""
+    """Whether the destination requests the units it needs."""
     copies: ClassVar[bool] = False
     """Whether the destination has copies that become states."""
 
     def begin(self, switch: SwitchOut, instance: Instance, keys: list[str]) -> None:
-        """The keys have stopped: say in which order they leave, if nobody needs one before its turn."""
+        """The keys have stopped: set the order in which they leave, unless one is needed before its turn."""
         raise NotImplementedError
 
 
 class ByKey(Schedule):
-    """By name."""
+    """Sorted by key."""
 
     looks_ahead = False
 
@@ -45,7 +45,7 @@ class ByKey(Schedule):
 
 
 class ByArrival(Schedule):
-    """What was seen last is likely to be needed first."""
+    """By arrival: the key used last is likely to be needed first."""
 
     def begin(self, switch: SwitchOut, instance: Instance, keys: list[str]) -> None:
         entries = instance.table.entries
@@ -53,16 +53,16 @@ class ByArrival(Schedule):
 
 
 class OnDemand(Schedule):
-    """Nothing leaves that nobody needs."""
+    """Keys leave only on request."""
 
     asks = True
 
     def begin(self, switch: SwitchOut, instance: Instance, keys: list[str]) -> None:
-        """Questions will come."""
+        """No order: requests will come."""
 
 
 class FromReplica(Schedule):
-    """Of a key that the standby has, nothing more has to be done than to forget it."""
+    """The source only drops a key of which the standby has an up-to-date copy."""
 
     copies = True
 
@@ -98,7 +98,7 @@ def schedule_of(move: Move) -> Schedule:
 
 
 def units_of(move: Move) -> FetchOptions:
-    """How a move cuts bins into units, if its destination asks for them."""
+    """How a move splits bins into units, if its destination requests them."""
     if not isinstance(move.options, FetchOptions):
-        raise Bug(f"{move.id}: the destination of {move.protocol} asks for nothing")
+        raise Bug(f"{move.id}: the destination of {move.protocol} requests no units")
     return move.options

@@ -1,8 +1,8 @@
-"""Serving: one record, or one timer, and the state of its key.
+"""Serving: applies one record, or one timer, to the state of its key.
 
-The operator acts on the state and emits. If it raises, the key is brought back to where it was: the state as of the
-last batch, and what the batch has done since, replayed in silence. After some tries the record is parked: it becomes a
-dead letter, and the key goes on without it.
+The operator changes the state and emits. If it raises, the key is rolled back: to its state at the end of the last
+batch, and the records of this batch before the failure are replayed without emitting. After `tries` failures the record
+is parked: it becomes a dead letter, and the key continues without it.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from whimbrel.core.record import Emissions, Kind, Parked, Record, Result
 from whimbrel.core.table import Entry, KeyTable
 
 PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
-"""Types of values that can be written without a look at them; integers of any size excepted."""
+"""Types whose values can be encoded without a check; except integers, whose range is checked."""
 LAPSED = -1
-"""The kind of a record that stands for a timer given up; it exists in `Entry.since` only."""
+"""The kind of a record that stands for an abandoned timer; it exists in `Entry.since` only."""
 
 
 class Served(IntEnum):
-    """What became of a record."""
+    """The outcome for a record."""
 
     APPLIED = 0
     DUPLICATE = 1
-    """Its key has it already."""
+    """Its key has already applied it."""
     PARKED = 2
-    """The operator failed on it as often as it may."""
+    """The operator failed on it in all tries."""
 
 
 APPLIED, DUPLICATE, PARKED = Served
 
 
 class Serving:
-    """The operator of one part, at work on the part's keys."""
+    """Applies the operator to the keys of one part."""
 
     def __init__(self, name: str, operator: Operator, table: KeyTable) -> None:
-        """`name`: of the instance."""
+        """`name`: the name of the instance."""
         self.name, self.operator, self.table = name, operator, table
         self.duplicates = 0
         self._entries, self._touched = table.entries, table.touched
         self._careful = False
         self._context = Context()
         self._extra: tuple[Context, ...] = (self._context,) if takes_context(operator) else ()
-        # Where `emit` writes to: the record being applied, its next result number, and the results (None: silent).
+        # The context of `emit`: the record being applied, its next result number, and the results (None: silent).
         self._record: Record = Record(0, 0, 0, "", 0, 0, "", 0, 0, None)
         self._number = 0
         self._sink: list[Result] | None = None
 
     def serve(self, record: Record, out: Emissions, silent: bool = False) -> Served:
-        """Apply one data record to its key: the normal case, and the same code when a shadow follows silently."""
+        """Apply one data record to its key: in normal operation, and silently for a shadow key."""
         entry = self._entries.get(record.key)
         if entry is None:
             entry = self._entries[record.key] = Entry(self.operator.State())
@@ -68,21 +68,21 @@ class Serving:
         return APPLIED if self._attempt(entry, record, out, silent) else PARKED
 
     def is_duplicate(self, entry: Entry, record: Record) -> bool:
-        """Whether the key has this record, which is not newer than the last one, already: rows that `prepare` made of
-        one record share its offset."""
+        """Whether the key has already applied this record, which is not newer than its last one. Rows that `prepare`
+        made of one record share its offset and are no duplicates."""
         return not (record.seq == entry.seq and record.offset == entry.offset)
 
     def fire(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> None:
-        """Let the timers that are due by a record's time fire, one after the other, before the record itself."""
+        """Fire the timers that are due at a record's event time, one after the other, before the record itself."""
         timer = record._replace(kind=Kind.TICK)
         while entry.timers and entry.timers[0] <= record.event_us:
             if not self._attempt(entry, timer, out, silent):
                 self._attempt(entry, timer._replace(kind=LAPSED), out, silent)
 
     def _attempt(self, entry: Entry, record: Record, out: Emissions, silent: bool) -> bool:
-        """Let the operator act once, on a record or on a timer; undo and try again if it raises; park it if it goes on.
+        """Apply the operator to a record or a timer; roll back and retry if it raises; park it after the last try.
 
-        Returns whether it succeeded. What fails, fails alone: a record's timers are attempts of their own.
+        Returns whether it succeeded. Failures are isolated: each timer that a record fires is an attempt of its own.
         """
         same = record.seq == entry.seq and record.offset == entry.offset
         self._record, self._sink = record, None if silent else out.results
@@ -114,7 +114,7 @@ class Serving:
             heappush(self.table.due, (entry.timers[0], self._record.key))
         return done
 
-    # ── What the operator does ───────────────────────────────────────────────────────────────────────────────────
+    # ── Calls of the operator ────────────────────────────────────────────────────────────────────────────────────
 
     def _process(self, entry: Entry, record: Record) -> None:
         key, context = record.key, self._context
@@ -130,7 +130,7 @@ class Serving:
         self.operator.on_timer(record.key, entry.state, self._emit, context)
 
     def _lapse(self, entry: Entry, record: Record) -> None:
-        """A timer on which the operator always raises is gone: kept, it would come back with every later record."""
+        """Remove a timer on which the operator always raises; otherwise it would fire again with every later record."""
         entry.timers.pop(0)
 
     _acts: ClassVar[dict[int, Callable[[Serving, Entry, Record], None]]] = {
@@ -142,7 +142,7 @@ class Serving:
     def _emit(self, /, **values: Any) -> None:
         for value in values.values():
             if type(value) not in PLAIN or (type(value) is int and not -(1 << 63) <= value < 1 << 64):
-                wire.encode(value)  # raises here, where the operator can see it, not when the batch is written
+                wire.encode(value)  # raises here, inside the operator's call, not when the batch is written
         if self._sink is not None:
             record = self._record
             self._sink.append(
@@ -158,10 +158,10 @@ class Serving:
             )
         self._number += 1
 
-    # ── An operator that raises ──────────────────────────────────────────────────────────────────────────────────
+    # ── Rollback when an operator raises ─────────────────────────────────────────────────────────────────────────
 
     def _undo(self, entry: Entry) -> None:
-        """Bring a key back to where it was before the record that raised: last batch's state, replayed in silence."""
+        """Roll a key back to before the failed record: restore the last batch's state and replay without emitting."""
         self._restore(entry)
         self._sink = None
         for past, _ in entry.since:
@@ -173,7 +173,7 @@ class Serving:
         entry.state, entry.timers = before.state, before.timers
 
     def redo(self, key: str, entry: Entry, out: Emissions) -> None:
-        """A key's state cannot be stored: do its batch again, looking after each record, and park the one to blame."""
+        """A key's state cannot be encoded: repeat its batch, check after each record, and park the one that fails."""
         out.results[:] = [result for result in out.results if result.key != key]
         past, entry.since = entry.since, []
         self._restore(entry)

@@ -1,14 +1,14 @@
 """A move that switches at once: routers send the keys' records to the destination from BEGIN on, and state follows.
 
-At the source (`SwitchOut`) the keys stop with the batch in which SWITCH comes, ahead of whatever waits in the inbox:
-CLOSED, the destination speaks from now on. What still comes before BEGIN is the keys' backlog: it is not applied but
-sent on. A key leaves with its backlog, as soon as the byte budget allows, in the order of the move's schedule
-(schedules.py).
+At the source (`SwitchOut`) the keys stop with the batch that reads SWITCH, ahead of the inbox's backlog: the source
+sends CLOSED, and only the destination emits from then on. Records that still come before BEGIN are the keys' backlog:
+the source forwards them instead of applying them. A key leaves with its backlog, as soon as the byte budget allows, in
+the order of the move's schedule (schedules.py).
 
-At the destination (`SwitchIn`) a key's own records wait until it opens: until its state is here, or known not to
-exist, and the source has PASSED, that is, has sent on everything older. Then it lives as if it had always been here.
+At the destination (`SwitchIn`) a key's records wait until the key opens: until its state has arrived, or is known not
+to exist, and the source has sent PASSED, that is, has forwarded all older records. Then the key is served normally.
 
-One holder at any time: a key is forgotten at the source in the batch that ships it.
+A key has one holder at any time: the source drops it in the batch that ships it.
 """
 
 from __future__ import annotations
@@ -45,67 +45,67 @@ if TYPE_CHECKING:
     from whimbrel.core.replica import Replication
 
 ENTRY = 20
-"""Offsets without these bits are places of log entries: what came in one entry came at the same moment."""
+"""Offsets without these bits are positions of log entries: records of one entry arrived at the same moment."""
 
 
 class SwitchOut(msgspec.Struct, kw_only=True):
-    """How far a switch has come at one part of its source. Sets name the routers a marker has come from."""
+    """The progress of a switch at one part of its source. Sets name the routers a marker has come from."""
 
     move: Move
     parcels: Parcels
     begun: dict[str, int] = {}
-    """By router: the `seq` at which its BEGIN stood."""
+    """By router: the `seq` of its BEGIN."""
     cut: set[str] = set()
     closed: bool = False
-    """The keys have stopped here."""
+    """The source no longer applies records of the keys."""
     reach: dict[str, int] = {}
-    """By router: up to where the keys' states reach in its stream."""
+    """By router: the `seq` of its stream that the keys' states include."""
     hinted: list[str] = []
     needed: list[str] = []
-    """Keys that somebody waits for, in the order in which they shall leave."""
+    """Keys that records wait for, in the order in which they are to leave."""
     rest: list[str] = []
-    """The other keys that shall leave, the last one first."""
+    """The other keys that are to leave, the last one first."""
     asked: list[int] = []
-    """Units that were asked for and have not left as a whole."""
+    """Units that were requested and have not left completely."""
     questions: list[Fetch] = []
-    """Asked in this batch."""
+    """Requests received in this batch."""
     absent: list[str] = []
-    """Keys that were hinted at and are not here."""
+    """Keys that were named in a HINT and that the source does not have."""
     ticks: list[Tick] = []
     """Ticks that came before BEGIN: part of every key's backlog."""
     stale: list[str] = []
-    """Keys of which the standby had no fresh copy."""
+    """Keys of which the standby had no up-to-date copy."""
     keys: int = 0
     left: int = 0
-    """How many keys have not been shipped."""
+    """Number of keys that have not been shipped."""
     passed: bool = False
     shipped: bool = False
 
     @classmethod
     def of(cls, move: Move) -> SwitchOut:
-        """That of a move that begins."""
+        """The switch of a move that begins."""
         return cls(move=move, parcels=Parcels.of(move))
 
     @property
     def schedule(self) -> Schedule:
-        """In which order the keys leave."""
+        """The order in which the keys leave."""
         return schedule_of(self.move)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether keys stand still elsewhere until they have been asked for here."""
+        """Whether keys are blocked at the destination until this part has handled requests for them."""
         return self.schedule.asks and not self.shipped
 
     def takes(self, key: str) -> bool:
-        """Whether a record of this key belongs into its backlog."""
+        """Whether a record of this key belongs to its backlog."""
         return self.closed and key in self.move.selection
 
     def is_frozen(self, src: str) -> bool:
-        """Whether the time of keys that come through this router stands still here."""
+        """Whether the event time of keys of this router is frozen here."""
         return self.closed or src in self.begun
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come. There is no ABORT: a switch has no way back."""
+        """Handle a marker. There is no ABORT: a switch cannot be undone."""
         if kind == Kind.BEGIN:
             self.begun[record.src] = record.seq
         elif kind == Kind.CUTOVER:
@@ -117,7 +117,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
                 out.notices.append(Left(*part, self.keys, self.parcels.state_bytes, self.parcels.sent_bytes))
 
     def note_tick(self, record: Record) -> None:
-        """A tick has come: it belongs to the backlog if the keys have stopped and BEGIN is not here."""
+        """Add a tick to the backlog if the keys have stopped and BEGIN has not come."""
         if self.closed and record.src not in self.begun:
             self.ticks.append(Tick.of(record))
 
@@ -131,12 +131,12 @@ class SwitchOut(msgspec.Struct, kw_only=True):
                     self.absent.append(key)
 
     def ask_for_all(self, instance: Instance) -> None:
-        """The destination asks for something, nobody understands for what: it gets everything, one after the other."""
+        """A request of the destination is unreadable: send it all keys, one after the other."""
         if self.closed and self.schedule.asks:
             self.rest = instance.keys_in(self.move)[::-1]
 
     def ask(self, instance: Instance, fetch: Fetch) -> None:
-        """The destination asks for units; what they hold is known when the batch is over."""
+        """The destination requests units; their keys are looked up at the end of the batch."""
         needed, step = (
             [unit for unit in units if part_of(unit % BINS, instance.parts) == instance.part]
             for units in (fetch.needed, fetch.step)
@@ -146,7 +146,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
     # ── At the end of a batch ────────────────────────────────────────────────────────────────────────────────────
 
     def ship(self, instance: Instance, out: Emissions) -> None:
-        """Close if that has not been done; then send what the budget allows."""
+        """Close, if not done yet; then send what the budget allows."""
         if not self.closed:
             self._close(instance, out)
         elif self.schedule.looks_ahead:
@@ -174,11 +174,11 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
 
     def dirty(self, keys: list[str], replication: Replication | None) -> set[str]:
-        """Keys of which the standby has no fresh copy."""
+        """Keys of which the standby has no up-to-date copy."""
         return set(keys) if replication is None else {*replication.dirty, replication.parcels.cutter.key}
 
     def _look_ahead(self, instance: Instance) -> None:
-        """Keys with a backlog are needed: first come, first to leave; of those that came together, the heaviest."""
+        """Keys with a backlog are needed: in order of arrival; within one log entry, the largest backlog first."""
         waiting = [key for key in instance.table.waiting if key in instance.table.entries and self.takes(key)]
         known = {*self.needed, self.parcels.cutter.key}
         ranked = sorted(
@@ -189,7 +189,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         self.needed += [key for *_, key in ranked]
 
     def _look_up(self, instance: Instance) -> None:
-        """Which keys were asked for."""
+        """Find the keys of the requested units."""
         by_unit: dict[int, list[str]] = {unit: [] for question in self.questions for unit in question.needed}
         by_unit |= {unit: [] for question in self.questions for unit in question.step}
         if not by_unit:
@@ -206,7 +206,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         self.questions = []
 
     def _load(self, instance: Instance, out: Emissions) -> dict[str, KeyState]:
-        """The keys that leave in this batch; pieces of large ones are on their way already."""
+        """The keys that leave in this batch; pieces of large keys are sent here."""
         move, cutter = self.move, self.parcels.cutter
         loads: dict[str, KeyState] = {}
         room = move.budget
@@ -229,24 +229,24 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         return loads
 
     def _reserve(self) -> int:
-        """Room that must be left behind. What somebody waits for may take twice the budget: it waits in the link no
-        longer than it would here for the next batch. What nobody waits for has a quarter of it where keys are asked
-        for: more questions will come, and a link that is full of others makes them wait."""
+        """Bytes of the budget that must stay unused. Needed keys may take twice the budget: they wait in the link no
+        longer than they would here for the next batch. With requests (`fetch`), other keys may take a quarter of it:
+        more requests will come, and a link full of other keys would delay them."""
         if self.needed:
             return -self.move.budget
         return self.move.budget * 3 // 4 if self.schedule.asks and not self.parcels.cutter.key else 0
 
     def _backlog(self, instance: Instance, key: str) -> list[Buffered]:
-        """What waited for a key here; the destination will speak of it."""
+        """The backlog of a key, in the new epoch, because the destination will emit its results."""
         records = instance.table.unbuffer(key)
         return [instance.table.stored(record._replace(epoch=self.move.epoch)) for record in records]
 
     def forget(self, instance: Instance, key: str) -> None:
-        """What is shipped is no longer here."""
+        """Drop a key that has been shipped."""
         instance.table.drop([key])
 
     def _tell(self, instance: Instance, out: Emissions) -> None:
-        """Say which units and keys cannot come any more, and how far we are."""
+        """Report the units and keys of which no state will follow, and send PASSED and SHIPPED when due."""
         leaving = filter(None, (*self.needed, *self.rest, self.parcels.cutter.key)) if self.asked else ()
         under_way = {unit_of(key, units_of(self.move).split) for key in leaving}
         gone = [unit for unit in self.asked if unit not in under_way]
@@ -268,38 +268,38 @@ class SwitchOut(msgspec.Struct, kw_only=True):
 
 
 class SwitchIn(Receiver, kw_only=True):
-    """How far a switch has come at one part of its destination. Sets name the routers a marker has come from."""
+    """The progress of a switch at one part of its destination. Sets name the routers a marker has come from."""
 
     move: Move
     begun: set[str] = set()
     cut: set[str] = set()
     passed: set[int] = set()
-    """Which parts of the source have sent on everything older than the switch."""
+    """The parts of the source that have forwarded all records older than the switch."""
     shipped: set[int] = set()
-    """Which parts of the source have sent everything."""
+    """The parts of the source that have sent all their keys."""
     parts: int = 0
     absent: set[str] = set()
     units: set[int] = set()
-    """Units that have come as a whole."""
+    """Units that have arrived completely."""
     asked: set[int] = set()
-    """Units that have been asked for because a record needs them."""
+    """Units that have been requested because a record needs them."""
     step: set[int] = set()
-    """Units of the last step; one of them may be needed before it has come, and is asked for again."""
+    """Units of the last step; one that is needed before it has arrived is requested again."""
     bins: list[int] | None = None
-    """Bins that have not been asked for, the last one first; None before the first question."""
+    """Bins that have not been requested, the last one first; None before the first request."""
     ticks: list[Tick] = []
 
     keeps: ClassVar[bool] = True
-    """The source has forgotten what it sent."""
+    """True, because the source has dropped what it sent."""
 
     @property
     def schedule(self) -> Schedule:
-        """In which order the keys come."""
+        """The order in which the keys arrive."""
         return schedule_of(self.move)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether keys stand still until their parcel comes, and live as soon as it is here."""
+        """Whether keys are blocked until their parcels arrive."""
         return not self.ready
 
     def takes(self, key: str) -> bool:
@@ -307,23 +307,23 @@ class SwitchIn(Receiver, kw_only=True):
         return key in self.move.selection
 
     def is_silent(self, src: str) -> bool:
-        """The source has closed: the destination speaks from the beginning."""
+        """Never: the source has closed, so the destination emits from the beginning."""
         return False
 
     def is_frozen(self, instance: Instance, key: str, src: str) -> bool:
-        """Whether the key's time stands still, because it has not opened."""
+        """Whether the key's event time is frozen, because it has not opened."""
         return not self.opens(key, instance)
 
     def opens(self, key: str, instance: Instance) -> bool:
-        """Whether nothing older of a key can come any more, and its state is here or does not exist."""
+        """Whether no older record of a key can arrive, and its state has arrived or does not exist."""
         return self.ready or (self.has_passed(key) and (key in instance.table.entries or self.is_new(key)))
 
     def has_passed(self, key: str) -> bool:
-        """Whether the source has sent on everything older than the switch."""
+        """Whether the source has forwarded all records older than the switch."""
         return self._part(key) in self.passed
 
     def is_new(self, key: str) -> bool:
-        """Whether the source is known not to have the key, if it is not here."""
+        """Whether a key without state here is known to have none at the source either."""
         return (
             self._part(key) in self.shipped
             or key in self.absent
@@ -334,19 +334,19 @@ class SwitchIn(Receiver, kw_only=True):
         return part_of(bin_of(key), self.parts) if self.parts else -1
 
     def follow(self, instance: Instance, record: Record, out: Emissions) -> None:
-        """A record that came straight here."""
+        """Handle a record that a router sent directly to the destination."""
         if self.opens(record.key, instance):
             instance.serving.serve(record, out)
         else:
             instance.table.buffer(record)
 
     def note_tick(self, record: Record) -> None:
-        """A tick has come straight here, while some keys have not opened."""
+        """Keep a tick of a router for keys that have not opened."""
         if not self.ready:
             self.ticks.append(Tick.of(record))
 
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
-        """A marker has come."""
+        """Handle a marker."""
         if kind == Kind.BEGIN:
             self.begun.add(record.src)
             self._check_ready(instance, out)
@@ -360,7 +360,7 @@ class SwitchIn(Receiver, kw_only=True):
                 self.own(instance, self.move, out)
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
-        """A parcel has come: states, and what waited for them at the source."""
+        """Install a parcel: states, and their backlog from the source."""
         backlog = {key: instance.table.received(records) for key, records in parcel.backlog.items()}
         for key, key_state in self.joined(instance, parcel).items():
             instance.table.install(key, key_state)
@@ -369,7 +369,7 @@ class SwitchIn(Receiver, kw_only=True):
             if older and self.schedule.copies:
                 instance.table.promote(
                     self.move.id, key
-                )  # the source has forgotten it: a copy of it is fresh, or it is new
+                )  # the source has dropped it: its copy is up to date, or the key is new
             if key in instance.table.entries or older:
                 catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
                 self._open([key], instance, out)
@@ -379,7 +379,7 @@ class SwitchIn(Receiver, kw_only=True):
             self._open(sorted(instance.table.waiting), instance, out)
 
     def pass_on(self, instance: Instance, passed: Passed, out: Emissions) -> None:
-        """A part of the source has sent on everything older than the switch."""
+        """A part of the source has forwarded all records older than the switch."""
         self.parts = passed.parts
         self.passed.add(passed.part)
         stale = set(passed.stale)
@@ -393,14 +393,14 @@ class SwitchIn(Receiver, kw_only=True):
         self._open(sorted(instance.table.waiting), instance, out)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
-        """A part of the source has sent everything."""
+        """A part of the source has sent all its keys."""
         self.parts = shipped.parts
         self.shipped.add(shipped.part)
         self._open(sorted(instance.table.waiting), instance, out)
         self._check_ready(instance, out)
 
     def _open(self, keys: list[str], instance: Instance, out: Emissions) -> None:
-        """Let those keys that can, live: what waited for them is applied."""
+        """Open those keys that can open: apply the records that waited for them."""
         for key in keys:
             if self.takes(key) and self.opens(key, instance):
                 catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
@@ -415,9 +415,9 @@ class SwitchIn(Receiver, kw_only=True):
     # ── At the end of a batch ────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, instance: Instance, out: Emissions) -> None:
-        """Ask for what records wait for, and, when the last step is here, for the next one.
+        """Request the units that records wait for, and, when the last step has arrived, the next step.
 
-        Not before a BEGIN: then the source, too, has been told of the move.
+        Not before a BEGIN: after it the source, too, has received the move.
         """
         if not self.schedule.asks or not self.begun or (self.parts and len(self.shipped) == self.parts):
             return

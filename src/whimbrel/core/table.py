@@ -1,8 +1,8 @@
-"""The keys of one part of an instance: their states, what waits for them, and what has changed since the last batch.
+"""The keys of one part of an instance: their states, the records buffered for them, and the changes of the last batch.
 
-Knows no protocol. Beside the keys that live here it holds what is on its way through: records that wait for their key's
-state, copies of keys that live elsewhere, large states that leave or come in pieces. All of it lasts as deltas
-(delta.py): `seal` ends a batch, `take_delta` says what it changed, `add` becomes what such deltas describe.
+Independent of any protocol. Besides the keys that the part owns it holds data in transit: records that wait for their
+key's state, copies of keys owned elsewhere, large states that leave or arrive in pieces. All of it is persisted as
+deltas (delta.py): `seal` ends a batch, `take_delta` returns what it changed, `add` applies such a delta.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from whimbrel.core.operator import State, shape_of
 from whimbrel.core.record import Buffered, KeyState, Kind, Record
 
 LARGE = 1 << 20
-"""A larger state is kept in its stored form only between batches, not decoded as well."""
+"""A state with more bytes is kept between batches only in its encoded form, not decoded as well."""
 
 
 class Entry:
-    """One key. `saved` is its state at the end of the last batch, `since` what was done after, and whether in
-    silence."""
+    """One key. `saved` is its state at the end of the last batch; `since` are the records applied after it, each with
+    whether it was silent."""
 
     __slots__ = ("offset", "saved", "seq", "since", "src", "state", "timers")
 
@@ -51,16 +51,16 @@ class KeyTable:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, list[Record]] = {}
         self.replicas: dict[str, KeyState] = {}
-        """By move and key: copies of others' keys, if this is their standby. Those of one move say nothing of another:
+        """By move and key: copies of keys of other instances, if this is their standby. Moves are kept apart, because
         one standby may end while the next one, of the same keys, is being filled."""
         self.stashed: dict[str, KeyState] = {}
-        """By move and key: large states that are leaving in pieces, as they were when the first piece left."""
+        """By move and key: large states that leave in pieces, as they were when the first piece left."""
         self.gathered: dict[str, list[bytes]] = {}
-        """By move and key: pieces of large states that are coming."""
+        """By move and key: the pieces of large states that have arrived."""
         self.state_bytes = 0
-        """How much state the keys have, as it is stored."""
+        """Encoded bytes of state of all keys."""
         self.due: list[tuple[int, str]] = []
-        """A heap of timers: of each key at least the next one, and some that no longer count."""
+        """A heap of timers: at least the next one of each key, and some obsolete ones."""
         self.touched: set[str] = set()
         """Keys that the batch has changed."""
         self.shape = shape_of(state_type)
@@ -70,7 +70,7 @@ class KeyTable:
         self._event, self._state = _decoder(event_type), _decoder(state_type)
 
     def weigh(self) -> int:
-        """How many bytes of state there are, with those that are on their way through here and others' copies."""
+        """Bytes of state in total, including states in transit and copies of other instances' keys."""
         aside = (*self.stashed.values(), *self.replicas.values())
         pieces = sum(len(piece) for pieces in self.gathered.values() for piece in pieces)
         return self.state_bytes + pieces + sum(len(key_state.state) for key_state in aside)
@@ -78,7 +78,7 @@ class KeyTable:
     # ── Keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def install(self, key: str, key_state: KeyState) -> None:
-        """Take over a key's state as it came; it is decoded when a record needs it."""
+        """Install a key's state as it arrived; it is decoded when a record needs it."""
         entry = self.entries[key] = Entry(None, key_state)
         self.state_bytes += len(key_state.state)
         self.touched.add(key)
@@ -86,30 +86,30 @@ class KeyTable:
             heappush(self.due, (entry.timers[0], key))
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Forget these keys' states."""
+        """Drop these keys' states."""
         for key in keys:
             saved = self.entries.pop(key).saved
             self.state_bytes -= len(saved.state) if saved else 0
             self.touched.add(key)
 
     def buffer(self, record: Record) -> None:
-        """Keep a record until its key's state is here."""
+        """Buffer a record until its key's state arrives."""
         self.waiting.setdefault(record.key, []).append(record)
         self._waited.add(record.key)
 
     def unbuffer(self, key: str) -> list[Record]:
-        """Give back what was kept for a key."""
+        """Remove and return the records buffered for a key."""
         self._waited.add(key)
         return self.waiting.pop(key, [])
 
     def decode(self, key_state: KeyState) -> Any:
-        """A key's state. One whose values are not what its class says is taken as it is: its operator made it so."""
+        """Decode a key's state. Values that contradict the class are accepted: its operator set them."""
         try:
             return self._state.decode(key_state.state)
         except msgspec.ValidationError:
             return self._as_it_is(key_state.state)
         except (ValueError, RecursionError) as error:
-            raise Corrupt(f"a state that is none: {error}") from error
+            raise Corrupt(f"cannot decode the state of a key: {error}") from error
 
     def _as_it_is(self, blob: bytes) -> Any:
         state = self._type()
@@ -117,14 +117,14 @@ class KeyTable:
             for name, value in msgspec.msgpack.decode(blob).items():
                 setattr(state, name, value)
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise Corrupt(f"a state that is none: {error}") from error
+            raise Corrupt(f"cannot decode the state of a key: {error}") from error
         return state
 
-    # ── What comes from elsewhere ────────────────────────────────────────────────────────────────────────────────
+    # ── State and records from other instances ───────────────────────────────────────────────────────────────────
 
     def check(self, key: str, key_state: KeyState, shape: str, strict: bool) -> None:
-        """Raise `Corrupt` if a state is none of this operator's. `shape`: of states where it comes from; those of the
-        same class are as their operator made them, whatever that is."""
+        """Raise `Corrupt` if a state does not fit this operator. `shape`: the shape of states at the sender; states of
+        the same shape are accepted unchecked, because the same operator made them."""
         if shape == self.shape:
             return
         try:
@@ -134,17 +134,17 @@ class KeyTable:
                 self.decode(key_state)
         except (ValueError, RecursionError, Corrupt) as error:
             name = self._type.__qualname__.rpartition("<locals>.")[2]
-            raise Corrupt(f"the state of key {key!r} is no {name} as it is here: {error}") from error
+            raise Corrupt(f"the state of key {key!r} does not match {name} of this instance: {error}") from error
 
     def received(self, records: Iterable[Buffered]) -> list[Record]:
-        """Records that were sent on, or stored. Raises `Corrupt` if their events are none of this stage's."""
+        """Decode forwarded or stored records. Raises `Corrupt` if their events do not fit this stage."""
         try:
             return [self._restored(record) for record in records]
         except (ValueError, TypeError, RecursionError) as error:
-            raise Corrupt(f"a record that waited for its key is none of this stage's as it is here: {error}") from error
+            raise Corrupt(f"a buffered record does not match the event type of this stage: {error}") from error
 
     def stored(self, record: Record) -> Buffered:
-        """A record that waits, in the form in which it lasts and travels."""
+        """A buffered record, in the form in which it is stored and sent."""
         r = record
         body = wire.encode(r.body)
         return Buffered(r.offset, r.bin, r.key, r.seq, r.epoch, r.src, r.event_us, r.ingress_us, body)
@@ -153,10 +153,10 @@ class KeyTable:
         body = self._event.decode(b.body)
         return Record(b.offset, Kind.DATA, b.bin, b.key, b.seq, b.epoch, b.src, b.event_us, b.ingress_us, body)
 
-    # ── On its way through ───────────────────────────────────────────────────────────────────────────────────────
+    # ── Copies and pieces in transit ─────────────────────────────────────────────────────────────────────────────
 
     def keep_replica(self, move: str, key: str, key_state: KeyState | None) -> None:
-        """Keep a copy of a key that lives elsewhere, or forget it."""
+        """Store a copy of a key owned elsewhere, or drop it."""
         place = f"{move} {key}"
         self._delta.replicas[place] = key_state
         if key_state is None:
@@ -165,11 +165,11 @@ class KeyTable:
             self.replicas[place] = key_state
 
     def replicated(self, move: str) -> list[str]:
-        """The keys of which a standby has copies, in an order that depends on nothing but the keys."""
+        """The keys of which a standby has copies, in an order that depends only on the keys."""
         return sorted(place.removeprefix(f"{move} ") for place in self.replicas if place.startswith(f"{move} "))
 
     def promote(self, move: str, key: str) -> None:
-        """A key lives here now: its copy, if there is one, becomes its state."""
+        """This part now owns a key: its copy, if there is one, becomes its state."""
         key_state = self.replicas.get(f"{move} {key}")
         if key_state is not None:
             self.keep_replica(move, key, None)
@@ -177,7 +177,7 @@ class KeyTable:
                 self.install(key, key_state)
 
     def stash(self, place: str, key_state: KeyState | None) -> None:
-        """Keep a large state as it is now until its last piece has left, or forget it."""
+        """Store a large state as it is now until its last piece has left, or drop it."""
         self._delta.stashed[place] = key_state
         if key_state is None:
             del self.stashed[place]
@@ -185,7 +185,7 @@ class KeyTable:
             self.stashed[place] = key_state
 
     def gather(self, move: str, key: str, number: int, piece: bytes) -> list[bytes]:
-        """Keep a piece of a large state that comes with a move; return all that have come."""
+        """Store a piece of a large state of a move; return all pieces that have arrived."""
         if not number:
             self.scatter(move, key)
         place = f"{move} {key}"
@@ -194,32 +194,32 @@ class KeyTable:
         return self.gathered.get(place, [])
 
     def keep_piece(self, place: str, piece: bytes) -> None:
-        """Keep one piece more under a name."""
+        """Append a piece under a name."""
         self.gathered.setdefault(place, []).append(piece)
         self._delta.gathered.setdefault(place, Gathered(anew=False)).added.append(piece)
 
     def give_pieces(self, place: str) -> list[bytes]:
-        """Give back the pieces that were kept under a name."""
+        """Remove and return the pieces stored under a name."""
         self._delta.gathered[place] = Gathered(anew=True)
         return self.gathered.pop(place)
 
     def scatter(self, move: str, key: str = "") -> None:
-        """Keep no pieces of a key, or of any, that came with a move."""
+        """Drop the pieces of a key, or of all keys, that arrived with a move."""
         for place in [place for place in self.gathered if place.startswith(f"{move} {key}")]:
             if not key or place == f"{move} {key}":
                 self.give_pieces(place)
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Deltas ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_dirty(self) -> bool:
-        """Whether something has changed since the last `seal`."""
+        """Whether anything has changed since the last `seal`."""
         return bool(self.touched or self._waited)
 
     def seal(self, redo: Callable[[str, Entry], None]) -> None:
-        """End a batch: encode what it touched, once, for the state store and for parcels alike.
+        """End a batch: encode the keys it touched, once, for both the state store and parcels.
 
-        `redo` does the batch of a key again whose state cannot be encoded, and leaves one that can.
+        `redo` repeats the batch of a key whose state cannot be encoded, so that afterwards it can.
         """
         delta = self._delta
         for key in self.touched:
@@ -251,14 +251,14 @@ class KeyTable:
         return delta
 
     def whole(self) -> Delta:
-        """Everything, in the form of a delta."""
+        """The whole table in the form of a delta."""
         entries = {key: entry.saved for key, entry in self.entries.items()}
         waiting = {key: [self.stored(record) for record in held] for key, held in self.waiting.items()}
         gathered = {key: Gathered(anew=True, added=list(pieces)) for key, pieces in self.gathered.items()}
         return Delta(entries, {**waiting}, {**self.replicas}, stashed={**self.stashed}, gathered=gathered)
 
     def add(self, delta: Delta) -> None:
-        """Become what a delta describes. After the last one, `index`."""
+        """Apply a delta. Call `index` after the last one."""
         for key, key_state in delta.entries.items():
             if key_state is None:
                 self.entries.pop(key, None)
@@ -282,7 +282,7 @@ class KeyTable:
                 self.gathered.setdefault(key, []).extend(pieces.added)
 
     def index(self) -> None:
-        """After deltas were added: find out how much there is, and which timers are due when."""
+        """After deltas were added: recompute the number of bytes and the heap of timers."""
         self.state_bytes = sum(len(entry.saved.state) for entry in self.entries.values() if entry.saved)
         self.due[:] = [(entry.timers[0], key) for key, entry in self.entries.items() if entry.timers]
         heapify(self.due)

@@ -1,19 +1,18 @@
-"""Text from outside, made fit to be shown: a key, a reason or a name may hold what a terminal takes for a command."""
+"""Escapes untrusted text for display: a key, a reason or a name may contain terminal control sequences."""
 
 from __future__ import annotations
 
 import re
 
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""The control characters C0 and C1, those that turn the direction of text, separators of lines and paragraphs, and
-halves of characters, which no terminal can be sent."""
+"""The control characters C0 and C1, characters that change the text direction, line and paragraph separators, and
+surrogates, which cannot be sent to a terminal."""
 _IN_A_LINE = re.compile(f"[{_UNSEEN}]")
 _IN_LINES = re.compile(rf"(?![\n\t])[{_UNSEEN}]")
 
 
 def visible(text: object, *, lines: bool = False) -> str:
-    """The text with an escape that can be seen, like \\x1b, for each character that cannot; `lines`: the ends of lines
-    and tabs stay."""
+    """The text with a visible escape, like \\x1b, for each invisible character; `lines`: newlines and tabs stay."""
     return (_IN_LINES if lines else _IN_A_LINE).sub(_escaped, str(text))
 
 

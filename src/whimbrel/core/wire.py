@@ -1,4 +1,4 @@
-"""How anything becomes bytes: MessagePack behind a version and a checksum. Never pickle: parcels cross trust borders.
+"""Serialization: MessagePack behind a version and a checksum. Never pickle: parcels cross trust boundaries.
 
     byte 0        format version
     bytes 1-4     CRC-32 of the rest, big endian
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def _plain(value: Any) -> Any:
-    """What is not MessagePack but knows its plain Python value, as numpy's numbers do."""
+    """The plain Python value of an object that is not MessagePack but has one, like numpy's numbers."""
     if callable(getattr(value, "item", None)):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot be stored or sent: use numbers, text, lists, dictionaries, times")
@@ -32,7 +32,7 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 encode = _encoder.encode
-"""The MessagePack of a value, without version and checksum: for what stands inside a message."""
+"""The MessagePack of a value, without version and checksum: for values inside a message."""
 
 
 def pack(value: Any) -> bytes:
@@ -48,15 +48,15 @@ encode_canonical = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic
 def canonical(value: Any) -> bytes:
     """As `pack`, with sets and dictionaries sorted: the same bytes in every process and after every load.
 
-    For whatever may be appended twice: a log takes a repetition only if it is the same to the byte. Not for what
-    users have put into an order, like the columns of a result.
+    For values that may be appended twice: a log accepts a repetition only if it is byte-identical. Not for data whose
+    order users have chosen, like the columns of a result.
     """
     payload = encode_canonical(value)
     return _HEAD.pack(VERSION, crc32(payload)) + payload
 
 
 def unpack(blob: bytes, type: type[T]) -> T:
-    """The value of some bytes, checked against its type. Raises `Corrupt` or `NewerFormat`, never anything else."""
+    """Decode bytes and check the value against its type. Raises `Corrupt` or `NewerFormat`, never anything else."""
     if len(blob) < _HEAD.size:
         raise Corrupt(f"{len(blob)} bytes are too few for any message")
     version, checksum = _HEAD.unpack_from(blob)
@@ -69,9 +69,9 @@ def unpack(blob: bytes, type: type[T]) -> T:
 
 
 def decode(payload: bytes | memoryview | msgspec.Raw, type: type[T]) -> T:
-    """The value that `encode` made these bytes of. Raises `Corrupt`, never anything else."""
+    """Decode the bytes of `encode`. Raises `Corrupt`, never anything else."""
     try:
         return msgspec.msgpack.decode(payload, type=type)
-    # msgspec's own errors are ValueErrors, and so is a text's wrong UTF-8.
+    # msgspec's own errors are ValueErrors, and so is invalid UTF-8.
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"not a {getattr(type, '__name__', type)}: {error}") from error

@@ -1,4 +1,4 @@
-"""The protocols, by name. Each file is one protocol: its page of theory, its phases, its rules, its table."""
+"""The protocols, by name. Each file is one protocol: its description, its phases, its rules, its table."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 
 SIZES = frozenset({"budget", "chunk"})
-"""What every order may choose."""
+"""The options that every order may set."""
 
 
 def protocol_named(name: str) -> Protocol:
-    """The protocol of that name, or a clear error."""
+    """The protocol of that name. Raises `UnknownName`."""
     if name not in PROTOCOLS:
         raise UnknownName("protocol", name, list(PROTOCOLS))
     return PROTOCOLS[name]
 
 
 def check_options(protocol: Protocol, options: dict[str, Any]) -> None:
-    """Raise `Refused` if an order chooses what its protocol does not let it, or what makes no sense."""
+    """Raise `Refused` if an order sets an option that its protocol does not have, or to an invalid value."""
     allowed = SIZES | protocol.choices
     for name, value in options.items():
         if name not in allowed:
@@ -42,4 +42,4 @@ def check_options(protocol: Protocol, options: dict[str, Any]) -> None:
             if value not in ("arrival", "key"):
                 raise UnknownName("order", value, ["arrival", "key"])
         elif value < 1:
-            raise Refused(f"{name} must be at least 1, not {value}: nothing would ever travel")
+            raise Refused(f"{name} must be at least 1, got {value}: otherwise no state would be sent")

@@ -1,24 +1,24 @@
-"""`auto`: estimates what each protocol would cost here and now, takes the cheapest that fits, and says why.
+"""`auto`: estimates the cost of each protocol in the current situation, takes the cheapest that fits, and explains why.
 
-Not a protocol with a table: the answer to "which one?", from what was measured. The estimates are simple sums. They
-need not be exact, only in the right order: what separates the protocols is seconds, not milliseconds.
+Not a protocol with a table: it chooses one, from measurements. The estimates are simple sums. They need not be exact,
+only in the right order: the protocols differ by seconds, not by milliseconds.
 
-    T   time to carry the state over the link, or through the logs if there is no slower link
-    B   time the source needs to work off what waits in its inbox
+    T   time to transfer the state over the link, or through the logs if there is no slower link
+    B   time the source needs to process its inbox's backlog
     b   time from one micro-batch to the next
 
     live        stops nothing; takes B + T + 4 b; the moving keys' records are applied twice all that time
-    push        stops a key for 2 b and two ways; takes T + 3 b; the backlog is worked off at both ends
-    fetch       stops a key for 3 b and three ways; takes T and a round for each step
+    push        stops a key for 2 b and two link delays; takes T + 3 b; both ends process the backlog
+    fetch       stops a key for 3 b and three link delays; takes T and a round for each step
     pause       stops all keys for B + T + 4 b
     fluid       stops a piece's keys for its share of T + 4 b; takes as many rounds as there are turns
-    replicate   if a standby is warm: stops a key for 2 b. If not, takes T first, and sends what changes meanwhile
+    replicate   if a standby is warm: stops a key for 2 b. If not, takes T first, and sends the changes meanwhile
     restart     stops everything for T and the start of a query; whole instances only
     restore     stops all keys until the store is read and the records behind its last checkpoint are applied again;
                 needs a central store, but neither the link nor the source; whole instances only
 
-The price of a protocol is the wait it causes: its stoppage, the time until the moved keys are no longer late because of
-the backlog, and a little for its duration and its bytes.
+The price of a protocol is the latency it causes: its stoppage, the time until the moved keys are no longer late because
+of the backlog, plus small terms for its duration and its bytes.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from whimbrel.core.link import Link
 from whimbrel.core.protocols.fluid import STEP
 
 LOG_RATE = 100 << 20
-"""Bytes a second that go through the logs of one machine, about."""
+"""Approximate throughput of the logs of one machine, in bytes per second."""
 RESTART_MS = 2_000
-"""What the start of a query takes."""
+"""Duration of the start of a query, in milliseconds."""
 STEPS = 16
-"""Rounds of `fetch`, about."""
+"""Approximate number of rounds of `fetch`."""
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What was measured. Rates are a second's."""
+    """The measurements. Rates are per second."""
 
     keys: int
     state_bytes: int
     rate: float
-    """Records of the moving keys."""
+    """Records of the moving keys per second."""
     record_bytes: int
     backlog: int
     """Records that wait at the source."""
     capacity: float
-    """Records that the source can apply."""
+    """Records that the source can apply per second."""
     batch_ms: float
     link: Link = Link()
     is_cut: bool = False
     is_whole: bool = False
-    """Whether everything that the source has moves."""
+    """Whether all keys of the source move."""
     is_warm: bool = False
-    """Whether a standby for just these keys is warm at the destination."""
+    """Whether a standby for exactly these keys is warm at the destination."""
     source_runs: bool = True
     destination_runs: bool = True
     unsaved: int | None = None
@@ -63,7 +63,7 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the user can bear; None: anything."""
+    """The user's limits; None: no limit."""
 
     stoppage_ms: float | None = None
     duration_ms: float | None = None
@@ -71,22 +71,22 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What a protocol would cost."""
+    """The estimated cost of a protocol."""
 
     protocol: str
     stoppage_ms: float
     duration_ms: float
     bytes: int
     extra_records: int
-    """Records that are applied twice, or sent on."""
+    """Records that are applied twice, or forwarded."""
     late_ms: float
     """How long the moved keys stay late because of the backlog."""
     unfit: str | None = None
-    """Why it cannot be taken."""
+    """Why it cannot be used."""
 
     @property
     def price(self) -> float:
-        """In milliseconds of waiting, all in all."""
+        """The total cost in milliseconds of latency."""
         return self.stoppage_ms + self.late_ms + self.duration_ms / 50 + self.bytes / (1 << 20)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimates(s: Situation, limits: Limits = Limits()) -> list[Estimate]:  # noqa: B008 (frozen)
-    """What each protocol would cost, the cheapest first; those that cannot be taken last."""
+    """The cost of each protocol, the cheapest first; those that cannot be used last."""
     b = s.batch_ms
     way = (s.link.delay_us + s.link.jitter_us) / 1000
     rate = min(LOG_RATE, s.link.rate / 8 if s.link.rate else LOG_RATE) * (1 - s.link.loss)
@@ -133,7 +133,7 @@ def estimates(s: Situation, limits: Limits = Limits()) -> list[Estimate]:  # noq
 
 
 def choose(s: Situation, limits: Limits = Limits()) -> tuple[str, list[str]]:  # noqa: B008 (frozen)
-    """The protocol to take, and the reasons, a line each. Raises `Refused` if nothing fits."""
+    """The protocol to use, and the reasons, one per line. Raises `Refused` if none fits."""
     ranked = estimates(s, limits)
     best, *others = ranked
     if best.unfit is not None:

@@ -1,4 +1,4 @@
-"""`fluid`: `pause`, a few bins at a time, following a plan: many short waits instead of a long one (Megaphone).
+"""`fluid`: `pause` for a few bins at a time, following a plan: many short stoppages instead of a long one (Megaphone).
 
 ::
 
@@ -6,18 +6,18 @@
                                                      holding ─▶ releasing ─▶ done      turn 2 ...
 
 A plan is data: a list of turns, each a list of pieces that move at the same time. The pieces of a turn begin when those
-of the turn before are done. Each is a hand-over of its own, with the table and the promises of `pause`.
+of the turn before are done. Each is a hand-over of its own, with the table and the guarantees of `pause`.
 
-    sudden    one turn with everything: what `pause` does
-    fluid     one piece a turn
-    batched   a piece for each pair of source and destination a turn, so that no instance has more than one to send or
-              to take (a maximum matching of those pairs that have pieces left)
-    a list    of lists of bins, one for each turn (from a file, say); bins in none of them move in a last turn
+    sudden    one turn with all bins, as in `pause`
+    fluid     one piece per turn
+    batched   per turn a piece for each pair of source and destination, so that no instance sends or receives more than
+              one (a maximum matching of the pairs that have pieces left)
+    a list    of lists of bins, one per turn (for example from a file); bins in none of them move in a last turn
 
-Guarantees   as for `pause`, piece by piece.
-Price        a piece's keys wait only for their own state; the whole takes longer, a round of messages each turn.
-No return    piece by piece. An abort leaves the pieces that are done where they are, and cancels those to come.
-If one dies  as for `pause`.
+Guarantees   as for `pause`, for each piece.
+Price        a piece's keys wait only for their own state; the whole takes longer, one round of messages per turn.
+No return    for each piece. An abort leaves the finished pieces at the destination, and cancels those to come.
+On failure   as for `pause`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FLUID = handover(
 )
 
 STEP = 64
-"""Bins a piece, unless told."""
+"""Default number of bins per piece."""
 PLANS = ("sudden", "batched", "fluid")
 Plan = str | Sequence[Sequence[int]]
 Pair = tuple[str, str]
 
 
 def scheduled(migrations: Sequence[Migration], plan: Plan, step: int, id: str) -> list[Migration]:
-    """The migrations cut into pieces of so many bins, each with its turn."""
+    """The migrations split into pieces of `step` bins, each with its turn."""
     if isinstance(plan, str) and plan not in PLANS:
         raise UnknownName("plan", plan, [*PLANS, "a list of lists of bins"])
     if not isinstance(plan, str) and not _is_list(plan):
@@ -73,7 +73,7 @@ def _turns(migrations: Sequence[Migration], plan: Plan, step: int) -> list[list[
         return [[(migration, migration.move.selection) for migration in migrations]]
     if not isinstance(plan, str):
         left, turns = set(range(BINS)), []
-        for bins in (*plan, range(BINS)):  # one that is named twice moves the first time
+        for bins in (*plan, range(BINS)):  # a bin that is listed twice moves in the first of its turns
             turns.append([(m, _of(left & {*bins}, m.move.selection)) for m in migrations])
             left -= {*bins}
         return [[piece for piece in turn if piece[1]] for turn in turns if any(selection for _, selection in turn)]
@@ -94,7 +94,7 @@ def matched(pairs: Sequence[Pair]) -> list[Pair]:
     """By destination: its source."""
 
     def place(source: str, seen: set[str]) -> bool:
-        """Give a source a destination, even if the one who has it must look for another."""
+        """Assign a destination to a source, even if its current source must be reassigned."""
         for one, destination in pairs:
             if one == source and destination not in seen:
                 seen.add(destination)
@@ -114,7 +114,7 @@ def _pieces(selection: Selection, step: int) -> list[Selection]:
 
 
 def _of(bins: Iterable[int], whole: Selection) -> Selection:
-    """What of a selection lies in these bins."""
+    """The part of a selection that is in these bins."""
     chosen = frozenset(bins)
     keys, without = (frozenset(key for key in some if bin_of(key) in chosen) for some in (whole.keys, whole.without))
     return Selection(whole.bins & chosen, keys, without)

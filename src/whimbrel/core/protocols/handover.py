@@ -3,8 +3,8 @@
     ordered ─Ordered─▶ preparing ─Ready (all parts)─▶ committing ─Left and Opened (all parts)─▶ done
                            └─────Abandoned or Rejected─▶ undoing ─Aborted (source, all parts)─▶ aborted
 
-The point of no return is the order to CUTOVER: a router that has it routes to the destination, and the source will
-forget. Everything before can be undone, because until then the source forgets nothing.
+The point of no return is the order to CUTOVER: a router that has received it routes to the destination, and the source
+will drop the keys. Everything before can be undone, because until then the source drops nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from whimbrel.core.router import Abort, Begin
 def handover(
     name: str, *, preparing: str, committing: str, undoing: str, hold: bool, choices: frozenset[str] = frozenset()
 ) -> Protocol:
-    """A protocol of this shape, with its own words for the three phases."""
+    """A protocol of this shape, with its own names for the three phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:
         return preparing, [Begin(migration.move)]
@@ -45,7 +45,7 @@ def handover(
     table: Table = {
         (ORDERED, Ordered): begin,
         **closing(preparing, committing),
-        # out
+        # abort
         (ORDERED, Abandoned): abandon_unbegun,
         (preparing, Abandoned): abandon,
         (preparing, Rejected): abandon,

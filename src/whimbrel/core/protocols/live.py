@@ -1,4 +1,4 @@
-"""`live`: keys change their owner while both instances run, and nobody waits for anybody (Falcon).
+"""`live`: keys change their owner while both instances run, and neither waits for the other (Falcon).
 
 ::
 
@@ -12,9 +12,9 @@
 Guarantees   exactly once, per-key order, results equal to those of a run without the move.
 Price        records of the moving keys travel and are applied twice between BEGIN and CUTOVER.
 No return    when CUTOVER is ordered. Before it, an abort costs nothing: the source never stopped.
-If one dies  source or destination: its inbox keeps everything and it goes on where its checkpoint stands; before
-             CUTOVER a deadline may abandon the move. A router: it replays its ingress log and repeats its appends,
-             which the inboxes recognise. The coordinator: its journal knows the phase, whose commands it repeats.
+On failure   source or destination: its inbox retains all records, and it continues from its checkpoint; before CUTOVER
+             a deadline may abort the move. A router: it replays its ingress log and repeats its appends, which the
+             inboxes deduplicate. The coordinator: it reads the phase from its journal and repeats its commands.
 """
 
 from __future__ import annotations

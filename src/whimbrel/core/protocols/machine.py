@@ -1,14 +1,14 @@
-"""What all protocols share: a migration's life as a table `(phase, event) -> rule`.
+"""What all protocols share: a migration as a state machine, given by a table `(phase, event) -> rule`.
 
-Two rules of the game:
+Two principles:
 
-1. A protocol never acts. It is told an event and answers with commands; whoever runs it carries them out, as often as
-   it takes. Every command may be repeated without harm.
-2. An event that the table does not have for this phase is a bug: it raises, with the migration's story, and nothing
-   has changed.
+1. A protocol never acts. It receives an event and returns commands; the orchestrator carries them out, and retries
+   until they succeed. Every command is idempotent.
+2. An event that the table does not have for this phase is a bug: `handle` raises, with the migration's story, and
+   changes nothing.
 
-Events are notices of instances (each part of an instance sends its own: a rule acts when the last one is in), answers
-of sites, and `Abandoned` from whoever wants out. They may come twice or late: tables say so with `stay`.
+Events are notices of instances (each part of an instance sends its own: a rule acts on the last one), answers of sites,
+and `Abandoned`, which asks for an abort. Events may be duplicated or late: tables map those to `stay`.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"
 MOST_LINES = 1_000
-"""Of a story."""
+"""Maximum length of a story."""
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Ordered(msgspec.Struct, frozen=True, tag=True):
-    """Somebody ordered the migration."""
+    """The migration was ordered and begins."""
 
 
 class Abandoned(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants out: a user, a deadline, a failed destination."""
+    """The migration is to be aborted: by a user, a deadline, or because its destination failed."""
 
     reason: str
     by: str = ""
-    """The user who wants it, if it is one."""
+    """The user who asked for it, if any."""
 
 
 class Takeover(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants a standby to take over."""
+    """A standby is to take over."""
 
     by: str = ""
-    """The user who wants it, if it is one."""
+    """The user who asked for it, if any."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
-    """The instance no longer runs where it ran."""
+    """The instance no longer runs at its old site."""
 
 
 class Copied(msgspec.Struct, frozen=True, tag=True):
-    """The instance's checkpoint lies, whole, at the other site."""
+    """The instance's complete checkpoint is at the other site."""
 
     size: int = 0
 
@@ -79,31 +79,31 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A site could not carry a command out, and nothing of it has happened."""
+    """A site could not carry out a command; the command had no effect."""
 
     reason: str
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
-    """Every router knows that the keys have lost their owner, and every gate refuses what it still says of them."""
+    """Every router has recorded that the keys have lost their owner, and every gate refuses its further results."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """What the store has of the keys is in the destination's inbox."""
+    """The store's versions of the keys are in the destination's inbox."""
 
     since: dict[str, int] = {}
-    """By router: from which `seq` on records are not in it for sure."""
+    """By router: the `seq` from which on the versions may lack records."""
     keys: int = 0
     size: int = 0
 
 
 Event = Ordered | Abandoned | Takeover | Report | Stopped | Copied | Started | Failed | Fenced | Loaded
 
-# ── Commands beside those of the router ──────────────────────────────────────────────────────────────────────────────
+# ── Commands in addition to those of the router ──────────────────────────────────────────────────────────────────────
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """Tell an instance, ahead of all that waits in its inbox: a move will switch; a standby is wanted, or is not."""
+    """Send SWITCH, REPLICATE, CEASE or ABORT to an instance, in the control lane, ahead of its inbox's backlog."""
 
     kind: Kind
     move: Move
@@ -111,7 +111,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Tell the destination that nothing of an aborted move can arrive any more."""
+    """Send FORGET to the destination: no further message of an aborted move can arrive."""
 
     move: Move
 
@@ -130,17 +130,17 @@ class CopyCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartInstance(msgspec.Struct, frozen=True, tag=True):
-    """Start the instance at a site, from the checkpoint that lies there. Answer: Started, or Failed."""
+    """Start the instance at a site, from the checkpoint stored there. Answer: Started, or Failed."""
 
     instance: str
     site: str
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Bring what the store has of the keys into the destination's inbox, with up to where each key's results are out:
-    `restoration.loads`. As another writer each time: what the store has may have grown. Answer: Loaded.
+    """Append the store's versions of the keys to the destination's inbox, with the delivered `seq` of each key:
+    `restoration.loads`. Each time as a new writer, because the store may have newer versions. Answer: Loaded.
 
-    Like `Fence`, whose answer is Fenced, it is carried out only while the migration is in the phase that asks for it.
+    Like `Fence`, whose answer is Fenced, it is carried out only while the migration is in the phase that issued it.
     """
 
     move: Move
@@ -154,7 +154,7 @@ Command = (
 
 
 class StoryLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a story: in which phase what happened, and when."""
+    """One line of a story: the phase, the event, and its time."""
 
     phase: str
     event: str
@@ -162,14 +162,14 @@ class StoryLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heard(msgspec.Struct):
-    """Which parts of an instance have sent a notice."""
+    """The parts of an instance that have sent a notice."""
 
     parts: int
     sent: set[int] = set()
 
 
 class Migration(msgspec.Struct):
-    """One migration: what was ordered, how far it is, and its story."""
+    """One migration: its order, its progress, and its story."""
 
     move: Move
     from_site: str
@@ -186,19 +186,19 @@ class Migration(msgspec.Struct):
     turn: int = 0
     """It begins when all migrations of its plan with an earlier turn are done."""
     checkpoint: int | None = None
-    """Of a restoration: from which checkpoint the keys come; None: their newest versions."""
+    """Of a restoration: the checkpoint that the keys come from; None: their newest versions."""
     replayed: int = 0
     silent: int = 0
-    """How many records its destination has applied again, and how many of those in silence."""
+    """Number of records that its destination has applied again, and how many of those without emitting."""
     since: dict[str, int] | None = None
-    """Of a restoration: from where on the routers read their logs again."""
+    """Of a restoration: by router, the `seq` from which on the log is replayed."""
     ended_by: str = ""
-    """The restoration that took its keys: whatever else is said of it comes too late."""
+    """The restoration that took its keys: all further events are too late."""
     deadline: float | None = None
-    """Seconds that it may take from its beginning on, as long as it can be undone; None: as many as need be."""
+    """Seconds that it may take from its beginning on, as long as it can be undone; None: no limit."""
     ordered_by: str = ""
     ordered_us: int = 0
-    """Who ordered it, and when."""
+    """The user who ordered it, and the time of the order."""
 
     @property
     def is_standby(self) -> bool:
@@ -207,38 +207,38 @@ class Migration(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """Whether the user may know its outcome."""
+        """Whether its outcome, as reported to the user, is final."""
         return self.phase in (DONE, ABORTED)
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was ever said to anybody."""
+        """Whether any command of it was ever issued."""
         return self.begun_us is not None
 
     @property
     def begun_us(self) -> int | None:
-        """When it began, by the wall clock of that moment."""
+        """When it began, in wall-clock time."""
         return next((line.at_us for line in self.story if line.event == Ordered.__name__), None)
 
     @property
     def has_stood_by(self) -> bool:
-        """Whether it was a warm standby once, which may wait for its order for as long as it likes."""
+        """Whether it has been a warm standby, which may wait for its order without a time limit."""
         return self.is_standby or any(line.phase == STANDBY for line in self.story)
 
     def left_s(self, now_us: int) -> float | None:
-        """How many seconds of its deadline are left by the wall clock: never more than all of them, if that was put
-        back, nor fewer than none."""
+        """Seconds left until its deadline by the wall clock: at least 0, and at most `deadline`, even if the clock was
+        set back."""
         if self.deadline is None or self.begun_us is None:
             return self.deadline
         return min(max(self.deadline - (now_us - self.begun_us) / 1e6, 0.0), self.deadline)
 
     def hear(self, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> bool:
-        """Note one part's notice; whether all parts of that instance have now sent theirs."""
+        """Record one part's notice; return whether all parts of that instance have now sent theirs."""
         self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
         return self.has_heard(type(notice), notice.instance)
 
     def has_heard_part(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
-        """Whether this very notice has come before."""
+        """Whether the same notice of the same part has come before."""
         heard = self.heard.get(f"{type(notice).__name__} {notice.instance}")
         return heard is not None and notice.part in heard.sent
 
@@ -249,27 +249,27 @@ class Migration(msgspec.Struct):
 
 
 Answer = tuple[str, list[Command]]
-"""The phase that follows, and what is to be done."""
+"""The next phase, and the commands to carry out."""
 Rule = Callable[[Migration, Any], Answer]
 Table = dict[tuple[str, type], Rule]
 
 
 class Protocol(msgspec.Struct, frozen=True):
-    """A protocol: its table, and for each phase the commands that are repeated after a restart."""
+    """A protocol: its table, and for each phase the commands to repeat after a restart."""
 
     name: str
     table: Table
     resume: dict[str, Callable[[Migration], list[Command]]]
     options: Options = HandoverOptions()
-    """Those of its moves, unless an order chooses others."""
+    """The default options of its moves."""
     choices: frozenset[str] = frozenset()
-    """What an order may choose beside budget and chunk: fields of `options`, and how `fluid` cuts a move."""
+    """What an order may set besides budget and chunk: fields of `options`, and how `fluid` splits a move."""
     copies: frozenset[str] = frozenset()
-    """Phases in which it is only a copy, which ends when its keys move in another way."""
+    """Phases in which a migration is only a copy, which ends when its keys move in another way."""
 
 
 def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:
-    """Tell a migration an event; get what is to be done. Changes the migration, or raises and changes nothing."""
+    """Apply an event to a migration and return commands. Changes the migration, or raises and changes nothing."""
     if migration.ended_by:
         if isinstance(event, Evicted | Aborted):
             migration.hear(event)
@@ -285,25 +285,25 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
 
 
 def copied(migration: Migration) -> Migration:
-    """A migration that can be told events without changing this one."""
+    """A copy of a migration: events applied to it do not change the original."""
     heard = {notice: Heard(one.parts, {*one.sent}) for notice, one in migration.heard.items()}
     return msgspec.structs.replace(migration, heard=heard, story=[*migration.story])
 
 
 def become(migration: Migration, other: Migration) -> None:
-    """Make a migration what another one is."""
+    """Overwrite a migration with the fields of another one."""
     for name in migration.__struct_fields__:
         setattr(migration, name, getattr(other, name))
 
 
 def resume(protocol: Protocol, migration: Migration) -> list[Command]:
-    """What a restarted orchestrator says again, because it cannot know whether it was heard."""
+    """The commands that a restarted orchestrator repeats, because it cannot know whether they were carried out."""
     again = None if migration.ended_by else protocol.resume.get(migration.phase)
     return again(migration) if again else []
 
 
 def end(migration: Migration, restoration: str, now_us: int = 0) -> None:
-    """An instance that the migration needs is lost, and a restoration takes its keys: it is aborted in any phase."""
+    """Abort a migration in any phase, because an instance it needs is lost and a restoration takes its keys."""
     if not migration.is_over:
         migration.reason = f"{restoration} restores its keys"
         _note(migration, f"Ended: {migration.reason}", now_us)
@@ -311,7 +311,7 @@ def end(migration: Migration, restoration: str, now_us: int = 0) -> None:
 
 
 def closing(preparing: str, committing: str) -> Table:
-    """The end that all hand-overs share: Ready, CUTOVER, then the source is out and the destination owns the keys."""
+    """The end that all hand-overs share: Ready, CUTOVER, then the source has left and the destination owns the keys."""
 
     def ready(migration: Migration, event: Ready) -> Answer:
         return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
@@ -319,24 +319,24 @@ def closing(preparing: str, committing: str) -> Table:
     def settle(migration: Migration, event: Left | Opened) -> Answer:
         if not weigh(migration, event):
             return committing, []
-        migration.reason = None  # whatever held it up
+        migration.reason = None  # clears the reason of an earlier refusal
         return DONE, []
 
     return {(preparing, Ready): ready, (committing, Left): settle, (committing, Opened): settle}
 
 
 def cut_over(migration: Migration) -> list[Command]:
-    """What is said again while a hand-over closes."""
+    """The command to repeat while a hand-over closes."""
     return [Cutover(migration.move)]
 
 
 def late(events: Mapping[str, Sequence[type]]) -> Table:
-    """By phase: events that change nothing there, because they come twice or late."""
+    """By phase: events that change nothing there, because they are duplicated or late."""
     return {(phase, event): stay for phase, kinds in events.items() for event in kinds}
 
 
 def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
-    """Note a notice, and what left with it; whether the source is done and the destination owns the keys."""
+    """Record a notice and its sizes; return whether the source is done and the destination owns the keys."""
     if isinstance(event, Left) and not migration.has_heard_part(event):
         migration.keys += event.keys
         migration.state_bytes += event.state_bytes
@@ -347,38 +347,38 @@ def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
 
 
 def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
-    """Out before anything was said to anybody."""
+    """Abort before any command was issued."""
     migration.reason = event.reason
     return ABORTED, []
 
 
 def undone(migration: Migration, event: Aborted) -> Answer:
-    """The source is plain owner again: that is all a user waits for. The destination may clean up later."""
+    """The source is ordinary owner again: for the user the abort is complete. The destination may clean up later."""
     migration.hear(event)
     back = migration.has_heard(Aborted, migration.move.source)
     return (ABORTED if back else migration.phase), forget(migration)
 
 
 def forget(migration: Migration) -> list[Command]:
-    """When both sides are out: what the source had sent until then is in the destination's inbox already."""
+    """Forget, once both sides have aborted: by then all that the source sent is in the destination's inbox."""
     sides = (migration.move.source, migration.move.destination)
     return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
 
 
 def hold_up(migration: Migration, event: Rejected) -> Answer:
-    """Something was refused, and there is no way back: what has not arrived waits for somebody who can take it."""
+    """A message was refused after the point of no return: it is kept until a version that can read it is started."""
     migration.reason = event.reason
     return migration.phase, []
 
 
 def stay(migration: Migration, event: Any) -> Answer:
-    """The rule for an event that changes nothing: it came twice, or late."""
+    """The rule for an event that changes nothing: it is duplicated or late."""
     return migration.phase, []
 
 
 def _note(migration: Migration, told: str, now_us: int) -> None:
-    """Add a line to a story. What comes again and again, like a refusal at each start of a site, does not make it
-    longer than `MOST_LINES`: then one goes out of the middle, but none that ends a phase."""
+    """Add a line to a story. Repeated events, like a refusal at each start of a site, do not make it longer than
+    `MOST_LINES`: beyond that a line in the middle is removed, but none that ends a phase."""
     story = migration.story
     story.append(StoryLine(migration.phase, told, now_us))
     if len(story) > MOST_LINES:

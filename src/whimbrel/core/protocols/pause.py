@@ -1,4 +1,4 @@
-"""`pause`: the keys' records are held back while their state travels; if the destination fails, the source goes on
+"""`pause`: the routers hold the keys' records while the state travels; if the destination fails, the source continues
 (Gomm's migration of processing elements with rollback; SEEP, Flux, StreamCloud).
 
 ::
@@ -11,12 +11,12 @@
                           └────Abandoned─▶ resuming ─Aborted (source)─▶ aborted
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the move.
-Price        the moving keys give no result from BEGIN until their state is installed: the stoppage grows with the
-             state and the distance. No record travels twice.
+Price        the moving keys produce no results from BEGIN until their state is installed: the stoppage grows with the
+             state size and the link delay. No record travels twice.
 No return    when CUTOVER is ordered. Before it an abort costs the pause so far: the held records go to the source,
-             which has forgotten nothing.
-If one dies  as for `live`; but while source or destination is down the keys stand still, until it is back or a
-             deadline abandons the move.
+             which has dropped nothing.
+On failure   as for `live`; but while source or destination is down the keys are blocked, until it is back or a
+             deadline aborts the move.
 """
 
 from __future__ import annotations

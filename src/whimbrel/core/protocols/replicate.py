@@ -1,23 +1,23 @@
-"""`replicate`: the destination is a standby, kept warm with what each batch changes; a hand-over ships only the rest
+"""`replicate`: the destination is a standby, kept warm with the changes of each batch; a hand-over ships only the rest
 (Rhino, ChronoStream).
 
 ::
 
-    source ──copies, then what changed──▶ standby ──WARM──▶ coordinator ...... until it shall take over
-    then as for `push`: SWITCH, BEGIN; the source ships what the copy lacks, which is what its last batches changed
+    source ──copies, then changed keys──▶ standby ──WARM──▶ coordinator ...... until the takeover is ordered
+    then as for `push`: SWITCH, BEGIN; the source ships what the copy lacks: the changes of its last batches
 
     ordered ─Ordered─▶ copying ─Warm (all parts)─▶ standby ─Takeover─▶ switching ─Ready─▶ settling ─Left, Opened─▶ done
                           └─────Abandoned─▶ ceasing ─Aborted (source)─▶ aborted ◀─┘
 
-Without `standby=True` it takes over as soon as it is warm. `interval` is how many batches lie between two sendings:
-more of them cost fewer bytes, and leave more to ship at the hand-over. Any number of standbys may wait for the same
-keys; when one takes over, or the keys move in another way, the others cease.
+Without `standby=True` it takes over as soon as it is warm. `interval` is the number of batches between two transfers: a
+longer one costs fewer bytes, and leaves more to ship at the hand-over. Any number of standbys may exist for the same
+keys; when one takes over, or the keys move in another way, the coordinator stops the others.
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the move.
-Price        bytes all the time: every key that a batch touches, once an interval. The hand-over itself stops only keys
-             whose copy is not fresh, for two batches.
+Price        continuous traffic: every key that a batch touches, once per interval. The hand-over itself stops only keys
+             whose copy is out of date, for two batches.
 No return    the takeover. Before it an abort costs nothing but the copies.
-If one dies  as for `push`. The standby goes on from its checkpoint, with its copies.
+On failure   as for `push`. The standby continues from its checkpoint, with its copies.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def _cease(migration: Migration) -> list[Command]:
 
 
 def copy(migration: Migration, event: Ordered) -> Answer:
-    """Ordered: a standby is wanted."""
+    """Ordered: start the standby."""
     return COPYING, _copy(migration)
 
 
 def warm(migration: Migration, event: Warm) -> Answer:
-    """A part of the standby has a copy of everything."""
+    """A part of the standby has a copy of every key."""
     if not migration.hear(event):
         return COPYING, []
     return (STANDBY, []) if _waits(migration) else (SWITCHING, switch(migration))
@@ -75,12 +75,12 @@ def _waits(migration: Migration) -> bool:
 
 
 def take_over(migration: Migration, event: Takeover) -> Answer:
-    """Now."""
+    """The takeover is ordered: switch."""
     return SWITCHING, switch(migration)
 
 
 def abandon(migration: Migration, event: Abandoned | Rejected) -> Answer:
-    """Out: the copies are not needed."""
+    """Abort: stop the standby and drop the copies."""
     migration.reason = event.reason
     return CEASING, _cease(migration)
 
@@ -90,7 +90,7 @@ TABLE: Table = {
     (COPYING, Warm): warm,
     (STANDBY, Takeover): take_over,
     **closing(SWITCHING, SETTLING),
-    # out
+    # abort
     (ORDERED, Abandoned): abandon_unbegun,
     (COPYING, Abandoned): abandon,
     (STANDBY, Abandoned): abandon,

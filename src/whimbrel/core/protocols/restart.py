@@ -1,4 +1,4 @@
-"""`restart`: stop the query, copy its checkpoint, start it at the other site: the baseline everybody has today
+"""`restart`: stop the query, copy its checkpoint, start it at the other site: the baseline of today's systems
 (Spark, Flink, Storm, Heron).
 
 ::
@@ -8,17 +8,16 @@
     ordered ─Ordered─▶ stopping ─Stopped─▶ copying ─Copied─▶ starting ─Started (there)─▶ done
                            └──────Abandoned─────┴──────Failed──┴─▶ returning ─Started (here)─▶ aborted
 
-A whole instance moves, with its inbox: routes and epochs do not change, and no key of it is served meanwhile.
+A whole instance moves, with its inbox: routes and epochs do not change, and none of its keys is served meanwhile.
 
-Guarantees   exactly once, per-key order: the instance goes on from its checkpoint, in the same inbox.
-Price        nothing of the instance is served from the stop until the query has started again.
-No return    when the start is ordered: from then on the instance may have run there, and the old checkpoint is history.
-             Before that it is started again where it was; after it only if the target itself says, by what lies on its
-             disk, that nothing has run there. That the target cannot be reached says nothing.
-If one dies  the origin: its checkpoint is copied from its disk all the same. The target: before the start is ordered,
-             back to the origin; after that, the start is repeated until it is back. The coordinator: its journal knows
-             the phase, whose command it repeats; stopping what is stopped, copying again and starting what runs change
-             nothing.
+Guarantees   exactly once, per-key order: the instance continues from its checkpoint, in the same inbox.
+Price        no key of the instance is served from the stop until the query has started again.
+No return    when the start is ordered: from then on the instance may have run there, and the old checkpoint is stale.
+             Before it, an abort starts the instance at the origin again; after it, only if the target itself reports,
+             from its disk, that no batch has run there. An unreachable target proves nothing.
+On failure   the origin: its checkpoint is copied from its disk all the same. The target: before the start is ordered,
+             back to the origin; after that, the start is retried until it is back. The coordinator: it reads the phase
+             from its journal and repeats its command; stopping, copying and starting are idempotent.
 """
 
 from __future__ import annotations
@@ -71,34 +70,34 @@ def stop(migration: Migration, event: Ordered) -> Answer:
 
 
 def copy(migration: Migration, event: Stopped) -> Answer:
-    """It has stopped: its checkpoint no longer changes."""
+    """The query has stopped: its checkpoint no longer changes."""
     return COPYING, _copy(migration)
 
 
 def start(migration: Migration, event: Copied) -> Answer:
-    """The checkpoint is there."""
+    """The checkpoint is at the target."""
     migration.state_bytes = migration.sent_bytes = event.size
     return STARTING, _start_there(migration)
 
 
 def started(migration: Migration, event: Started) -> Answer:
-    """It runs there."""
+    """The instance runs at the target."""
     return (DONE, []) if event.site == migration.to_site else (STARTING, [])
 
 
 def go_back(migration: Migration, event: Abandoned | Failed) -> Answer:
-    """Out: start it where it was."""
+    """Abort: start the instance at the origin."""
     migration.reason = event.reason
     return RETURNING, _start_here(migration)
 
 
 def go_back_again(migration: Migration, event: Failed) -> Answer:
-    """It cannot be started where it was, for now: there is nowhere else, so again."""
+    """The start at the origin failed: retry, because there is no other site."""
     return RETURNING, _start_here(migration)
 
 
 def returned(migration: Migration, event: Started) -> Answer:
-    """It runs where it was."""
+    """The instance runs at the origin."""
     return (ABORTED, []) if event.site == migration.from_site else (RETURNING, [])
 
 
@@ -107,7 +106,7 @@ TABLE: Table = {
     (STOPPING, Stopped): copy,
     (COPYING, Copied): start,
     (STARTING, Started): started,
-    # out
+    # abort
     (ORDERED, Abandoned): abandon_unbegun,
     (STOPPING, Abandoned): go_back,
     (COPYING, Abandoned): go_back,

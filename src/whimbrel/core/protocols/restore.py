@@ -1,36 +1,35 @@
-"""`restore`: an instance is lost; its keys come back elsewhere, out of the central store and the ingress logs.
+"""`restore`: an instance is lost; its keys are restored elsewhere, from the central store and the ingress logs.
 
 ::
 
-    router ──DISCARD────────────────────────────────▶ the lost one, and the other ends of moves it took part in
-           ──records from the log again, CUTOVER────▶ destination  drops what it has, silent up to delivered, emits
-    gate   refuses all that the lost one says, knows what is delivered
+    router ──DISCARD────────────────────────────────▶ the lost instance, and the other ends of its moves
+           ──records replayed from the log, CUTOVER─▶ destination  drops duplicates, silent up to delivered, emits
+    gate   refuses all output of the lost instance, tracks what is delivered
     store ──versions, SHIPPED──▶ destination ──READY──▶ coordinator
 
     ordered ─Ordered─▶ fencing ─Fenced─▶ loading ─Loaded and Ready (all parts)─▶ replaying ─Opened (all parts)─▶ done
                           └───────Abandoned─▶ aborted ◀──┘ ◀────────Unreadable─────────┘
 
-Why it is right: a key's state as of a `seq` follows from its records up to there, whoever applied them. The newest
-version of a key reaches at least as far as its router's log has been trimmed, because routers trim no further than all
-owners have saved (increments.py). Nothing is trimmed after the fence: nobody owns the keys. What follows the version is
-in the log, and is applied again; what of it has been delivered is known to the gate, which from the fence on lets
-nothing older out.
+Why it is correct: a key's state as of a `seq` is determined by its records up to it, independent of which instance
+applied them. The newest version of a key includes at least all trimmed records of its router's log, because routers
+trim no further than all owners have saved (increments.py). Nothing is trimmed after the fence, because the keys have no
+owner. The records behind the version are in the log, and are applied again. The gate knows which of them have been
+delivered, and from the fence on releases no result of an older epoch.
 
-It does not ask in which phase of which move the lost one was: it takes all keys that the lost one had, was sending, or
-was to have, out of whatever they are in. Moves to it that can still be undone are aborted, and their keys stay where
-they are. All others end here.
+It does not depend on the phase of any move of the lost instance: it takes all keys that the lost instance had, was
+sending, or was to receive, out of their moves. Moves to it that can still be undone are aborted, and their keys stay at
+their source. All its other moves end here.
 
 Guarantees   exactly once, per-key order, results equal to those of a run without the loss.
-Price        the keys give no result from the loss until the destination has caught up: the records since their last
-             increment are applied once more. Before that, increments: what changes, every few seconds.
-No return    when the routers are told to replay. Before it an abort leaves the keys with nobody, until they are
-             restored with another order: to another site, or from an older checkpoint. That is why each attempt has
-             an epoch of its own. A router that cannot read its log again says so (Unreadable) in place of replaying,
-             and the same holds.
-If one dies  the lost one comes back: what it says is refused, and it drops the keys when it meets DISCARD. The
-             destination: its inbox keeps everything; if it is lost for good, its own restoration takes these keys as
-             well. A router replays its log, and repeats its appends. A gate is fenced before it answers. The
-             coordinator repeats what its journal says; a destination that has everything takes no second load.
+Price        the keys produce no results from the loss until the destination has caught up: it applies the records since
+             their last increment again. Before the loss, the increments: the changed keys, every few seconds.
+No return    when the routers are ordered to replay. Before it an abort leaves the keys without an owner, until another
+             order restores them: to another site, or from an older checkpoint. That is why each attempt has an epoch of
+             its own. The same holds for a router that cannot read its log and sends Unreadable instead of replaying.
+On failure   The lost instance comes back: the gate refuses its output, and it drops the keys when it reads DISCARD. The
+             destination: its inbox retains all records; if it is lost for good, its own restoration takes these keys as
+             well. A router replays its log and repeats its appends. A gate is fenced before it answers. The coordinator
+             repeats the commands of its journal; a destination that has all versions ignores a second load.
 """
 
 from __future__ import annotations
@@ -81,17 +80,17 @@ def _call_off_again(migration: Migration) -> list[Command]:
 
 
 def fence(migration: Migration, event: Ordered) -> Answer:
-    """Ordered: whatever the lost one still says must not count."""
+    """Ordered: fence the lost instance, so that its later output is refused."""
     return FENCING, _fence(migration)
 
 
 def load(migration: Migration, event: Fenced) -> Answer:
-    """It does not: what is delivered of the keys changes no more, and their logs are not trimmed."""
+    """Fenced: the delivered `seq` of the keys no longer changes, and their logs are not trimmed."""
     return LOADING, _load(migration)
 
 
 def loaded(migration: Migration, event: Loaded) -> Answer:
-    """All versions are on their way. The first such answer counts: the destination may have taken that load."""
+    """All versions are in transit. The first such answer counts: the destination may have installed that load."""
     if migration.since is None:
         migration.since, migration.keys = event.since, event.keys
         migration.state_bytes = migration.sent_bytes = event.size
@@ -111,7 +110,7 @@ def _go_on(migration: Migration) -> Answer:
 
 
 def opened(migration: Migration, event: Opened) -> Answer:
-    """A part of the destination has applied all that was replayed."""
+    """A part of the destination has applied all replayed records."""
     if not migration.has_heard_part(event):
         migration.replayed += event.replayed
         migration.silent += event.silent
@@ -119,19 +118,19 @@ def opened(migration: Migration, event: Opened) -> Answer:
 
 
 def evicted(migration: Migration, event: Evicted) -> Answer:
-    """Somebody has dropped what it had of the keys; nobody waits for that."""
+    """A part has dropped its state of the keys; the restoration does not wait for it."""
     migration.hear(event)
     return migration.phase, []
 
 
 def abandon(migration: Migration, event: Abandoned | Rejected | Unreadable) -> Answer:
-    """Out: the keys stay with nobody."""
+    """Abort: the keys stay without an owner."""
     migration.reason = event.reason
     return ABORTED, _call_off(migration)
 
 
 def cleared(migration: Migration, event: Aborted) -> Answer:
-    """The destination has dropped what it had been sent."""
+    """The destination has dropped the versions it received."""
     migration.hear(event)
     return ABORTED, []
 
@@ -142,9 +141,9 @@ TABLE: Table = {
     (LOADING, Loaded): loaded,
     (LOADING, Ready): ready,
     (REPLAYING, Opened): opened,
-    # the lost one is back
+    # the lost instance is back
     **{(phase, Evicted): evicted for phase in (FENCING, LOADING, REPLAYING, DONE, ABORTED)},
-    # out
+    # abort
     (ORDERED, Abandoned): abandon_unbegun,
     (FENCING, Abandoned): abandon,
     (LOADING, Abandoned): abandon,

@@ -1,10 +1,10 @@
-"""The table that `push` and `fetch` share: switch at once, then bring the state after; there is no way back.
+"""The table that `push` and `fetch` share: switch at once, then transfer the state; it cannot be undone.
 
     ordered ─Ordered─▶ moving ─Ready (all parts)─▶ settling ─Left and Opened (all parts)─▶ done
 
-The two instances are told first, ahead of all that waits in their inboxes, the destination before the source: when the
-first parcel comes it knows what it is. Only then do routers switch. CUTOVER changes no route here: it tells everybody
-that the move is over.
+The coordinator first sends SWITCH to the two instances, ahead of their inboxes' backlog, to the destination before the
+source: so the destination has the move when the first parcel arrives. Only then do routers switch. CUTOVER changes no
+route here: it marks the end of the move for both instances.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from whimbrel.core.router import Begin
 
 
 def announce(kind: Kind, migration: Migration) -> list[Command]:
-    """Tell both ends, the destination first."""
+    """Announce to both ends, the destination first."""
     move = migration.move
     return [Announce(kind, move, move.destination), Announce(kind, move, move.source)]
 
 
 def switch(migration: Migration) -> list[Command]:
-    """Tell both ends, then let the routers switch."""
+    """Announce to both ends, then make the routers switch."""
     return [*announce(Kind.SWITCH, migration), Begin(migration.move)]
 
 
 def switching(name: str, *, moving: str, settling: str, options: SwitchOptions) -> Protocol:
-    """A protocol of this shape, with its own words for the phases."""
+    """A protocol of this shape, with its own names for the phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:
         return moving, switch(migration)
