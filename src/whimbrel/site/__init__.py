@@ -1,1 +1,1 @@
-"""A site: a place that runs instances."""
+"""A site: runs instances."""
