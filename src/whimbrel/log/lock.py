@@ -28,7 +28,7 @@ def lock_role(data: Path, role: str) -> ExitStack:
         stack.enter_context(
             _locked(data / "lock", fcntl.LOCK_SH, f"another run uses {data}; stop it, or choose another directory")
         )
-        told = f"{role} already runs in {data}; stop it first, or choose another directory"
+        told = f"{role} is running already in {data}; stop it first, or choose another directory"
         stack.enter_context(_locked(data / f"{role}.lock", fcntl.LOCK_EX, told))
         held = stack.pop_all()
     return held
