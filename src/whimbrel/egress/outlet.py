@@ -1,4 +1,4 @@
-"""The outlet: the exit of results. Reads the outboxes of a stage's instances, filters with the gate, delivers.
+"""The outlet: the exit of results. Reads the outboxes of a stage, passes results through the gate, delivers them.
 
     outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
         └─ notices ──▶ the orchestrator (which journals their effects before it acts)
@@ -243,7 +243,7 @@ class Outlet:
             self.delivered += len(released)
             self._watch(released, now_us)
             if self._keep is not None:
-                self._note({result.key: result.seq for result in released})  # ordered by key: the last wins
+                self._note({result.key: result.seq for result in released})  # in order per key: the last wins
         self._dirty |= read  # before `positions`, or `has_delivered` would count uncommitted entries
         self.positions |= read
         return bool(read)

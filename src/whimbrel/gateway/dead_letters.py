@@ -1,4 +1,4 @@
-"""The dead letters: rows, records and results that were refused, with reason and position. The stream continues."""
+"""The dead letters: what could not be taken in, applied or written, with reason and position. The stream continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SNIPPET = 1_000
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """One row, record or result that was refused."""
+    """One row, record or result that could not be taken in, applied or written."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""The gateway: the entry of records into a stage. It numbers them, makes them durable, routes them.
+"""The gateway: the entry point of records into a stage. It numbers them, makes them durable, routes them.
 
     rows ──▶ intake ──▶ ingress log (gives `seq`) ──▶ router ──▶ inboxes
 
@@ -116,7 +116,7 @@ class Gateway:
         self.refused: dict[str, str] = {}
         """Restorations whose records could not be replayed, with the reason."""
 
-    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ingest(
         self, events: Sequence[Event], writer: str, counter: int, number: Callable[[int], int] | None = None
@@ -256,7 +256,7 @@ class Gateway:
             self._flush()
             return position
 
-    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Routing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, record: Record) -> Routed:
         if record.kind == Kind.TICK:
@@ -278,7 +278,7 @@ class Gateway:
         command = COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)
 
-    # ── Again ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Replay for restorations ──────────────────────────────────────────────────────────────────────────────────
 
     def _read_ahead(self, command: Restore) -> None:
         """Before RESTORE is appended: replay all but the last piece of the log, without blocking other calls. The
@@ -328,7 +328,7 @@ class Gateway:
             "Its keys have no owner now: restore them again, from the newest versions or another checkpoint"
         )
 
-    # ── To the inboxes ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── Appending to the inboxes ─────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
         unsent = []
@@ -384,7 +384,7 @@ class Gateway:
                 self._unsure = True
                 raise
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Snapshots and recovery ───────────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> bytes | None:
         """A snapshot from which a replay may start; None during a move. After storing it, the caller calls `saved`."""

@@ -22,9 +22,9 @@ from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Log
 
 MOST = 1 << 16
-"""The maximum of records per entry."""
+"""The maximum number of records per entry."""
 MOST_BYTES = 16 << 20
-"""The maximum of bytes per entry."""
+"""The maximum number of bytes per entry."""
 
 Event = tuple[str, Sequence[Any], int | None]
 """Key, columns, event time if it has one."""

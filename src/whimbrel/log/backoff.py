@@ -78,7 +78,7 @@ class Backoff:
         """Record a success."""
         if self.error is not None:
             seconds = self._clock() - self._since
-            self._logger.info("%s goes on after %.1f s and %d failures", self._what, seconds, self.tries)
+            self._logger.info("%s recovered after %.1f s and %d failures", self._what, seconds, self.tries)
             self.error, self.tries = None, 0
 
     @property

@@ -20,7 +20,7 @@ from whimbrel.log.contract import Entry
 
 VERSION = 1
 ROWS = 1 << 20
-"""The maximum of rows per entry, so that position * ROWS + row is a monotonic offset."""
+"""The maximum number of rows per entry, so that position * ROWS + row is a monotonic offset."""
 
 Content = tuple[int, int, bytes]
 """A message without its destination: kind, bin and body."""

@@ -54,7 +54,7 @@ class IncrementSpool:
     def __init__(self, log: Log, folder: Path | None = None) -> None:
         self._log, self._folder = log, folder
 
-    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
@@ -79,7 +79,7 @@ class IncrementSpool:
         """The underlying log."""
         return self._log
 
-    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def head(self, lane: Lane = Lane.DATA) -> int:
         """The first position that can still be read."""

@@ -1,1 +1,1 @@
-"""A site: runs instances."""
+"""A site: a place that runs instances."""

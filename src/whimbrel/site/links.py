@@ -112,7 +112,7 @@ class Links:
         """The link between two sites, which may be the same."""
         return self._links.get((origin, target), Link())
 
-    # ── The way of messages ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── Paths of messages ───────────────────────────────────────────────────────────────────────────────────────────
 
     def inbox(self, source: str, destination: str) -> LinkedInbox:
         """The control lane of an instance's inbox, for writes of another instance."""
@@ -196,7 +196,7 @@ class Links:
         forwarder = self._forwarders.get((one, other))
         return forwarder is not None and forwarder.is_cut
 
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Monitoring ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_idle(self, origin: str | None = None) -> bool:
         """Whether no message is in transit, on all links or on those that begin at a site."""

@@ -16,7 +16,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     backlog: int
     """Records waiting in its inbox."""
     max_records: int
-    """The maximum of records per micro-batch."""
+    """The maximum number of records per micro-batch."""
     error: str | None = None
 
     @property

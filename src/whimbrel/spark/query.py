@@ -121,7 +121,7 @@ class StageQuery:
         self._nearby = tempfile.TemporaryDirectory(prefix="whimbrel-")
         self._signals = Signals(self._nearby.name)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Life cycle ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @translated()
     def start(self) -> None:
@@ -223,7 +223,7 @@ class StageQuery:
             time.sleep(0.005)
         unload(self.spark, query, self.checkpoint)
 
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Monitoring ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     @translated()
