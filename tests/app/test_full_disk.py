@@ -69,7 +69,7 @@ def test_below_the_reserve_nothing_is_taken_in_and_some_more_is_needed_to_go_on(
     told = disk.full
     assert told is not None
     assert told.startswith("the disk of edge-1 is full (12 MiB free at ")
-    assert told.endswith("its intake stands still; make room and it goes on by itself")
+    assert told.endswith("its intake is paused; free space and it resumes by itself")
     free = 65 << 20
     assert disk.full is not None, "at its limit it would stutter"
     free = 80 << 20

@@ -98,7 +98,7 @@ def test_links_that_make_no_sense_are_refused(name: str) -> None:
 
 
 def test_sites_whose_spools_would_have_one_name_are_refused() -> None:
-    with pytest.raises(Refused, match="cannot be told apart"):
+    with pytest.raises(Refused, match="become ambiguous"):
         links_of(["a", "b-c", "a-b", "c"], IDEAL)
 
 

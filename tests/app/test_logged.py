@@ -71,7 +71,7 @@ def test_a_command_that_is_repeated_is_logged_when_it_first_fails_and_when_it_is
         "a command of migration m1 of s fails and is tried again in 0.001 s: not now",
         True,
     )
-    assert went_on[1].startswith("a command of migration m1 of s goes on after ")
+    assert went_on[1].startswith("a command of migration m1 of s recovered after ")
     assert went_on[1].endswith(" s and 5 failures")
 
 

@@ -171,7 +171,7 @@ def test_a_run_with_another_number_of_sinks_is_refused(tmp_path: Path) -> None:
     until(lambda: house.journal.load("outlet/sum"), "the first commit")
     house.end()
     house.pipeline.sink(print)
-    with pytest.raises(wb.Refused, match="began with 1 sinks behind stage sum, and the pipeline has 2"):
+    with pytest.raises(wb.Refused, match="began with 1 sinks after stage sum, and the pipeline has 2"):
         house.begin()
 
 

@@ -141,7 +141,7 @@ def test_nothing_is_called_without_a_credential_that_is_there(tmp_path: Path) ->
     missing = Secret(tmp_path / "credentials" / "gateway")
     with pytest.raises(Unavailable, match="is not there"):
         remote(GatewayPort, lambda: "http://127.0.0.1:1", missing).status()
-    with pytest.raises(Refused, match="no name of a file"):
+    with pytest.raises(Refused, match="is not a file name"):
         credential(tmp_path, "../token")
     with pytest.raises(Retry):
         remote(SitePort, lambda: "http://127.0.0.1:1", "x").status()

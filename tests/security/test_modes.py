@@ -65,7 +65,7 @@ def test_a_directory_that_lets_others_in_is_tightened_unless_it_holds_other_thin
         with lock_all(tmp_path / name):
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
     for _ in range(2):
-        with pytest.warns(UserWarning, match="others may look into"), lock_all(tmp_path / "shared"):
+        with pytest.warns(UserWarning, match="other users can access"), lock_all(tmp_path / "shared"):
             assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o755
 
 

@@ -45,7 +45,7 @@ def test_a_back_off_logs_its_first_failure_and_its_recovery(caplog: pytest.LogCa
     )
     assert first.exc_info is not None
     assert first.exc_info[2] is not None, "with its traceback"
-    assert (last.levelname, last.getMessage()) == ("INFO", "the feed of rows goes on after 11.0 s and 4 failures")
+    assert (last.levelname, last.getMessage()) == ("INFO", "the feed of rows recovered after 11.0 s and 4 failures")
 
 
 def test_a_back_off_logs_an_error_of_another_type_and_begins_anew_after_a_success(

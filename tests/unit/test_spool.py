@@ -134,7 +134,7 @@ def test_what_is_damaged_is_not_taken(spool: IncrementSpool, folder: Path, what:
     put(spool, 0, BIG)
     (file,) = folder.iterdir()
     file.unlink() if what == "gone" else file.write_bytes(file.read_bytes()[:-1] + b"y")
-    with pytest.raises(Corrupt, match="increments under way are"):
+    with pytest.raises(Corrupt, match="increments that are not uploaded yet are"):
         got(spool, 0)
 
 

@@ -1,19 +1,19 @@
-"""The outlet: where results leave. Reads the outboxes of a stage's instances, lets results through the gate, delivers.
+"""The outlet: the exit of results. Reads the outboxes of a stage, passes results through the gate, delivers them.
 
     outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
-        └─ notices ──▶ the orchestrator (which journals what they mean before it acts)
+        └─ notices ──▶ the orchestrator (which journals their effects before it acts)
 
-Positions, gate, sinks and notices are committed as one: a crash takes all of them back to the same point. A notice is
-told after that: were the orchestrator to act on it before, the next epoch of a key could be closed, and after a crash
-the gate would meet its end before that of the epoch before. While the orchestrator is not there, notices wait, and
-results do not.
+Positions, gate, sinks and notices are committed atomically: a crash resets all of them to the same point. Notices are
+sent after that: if the orchestrator acted on one before, the next epoch of a key could be closed, and after a crash
+the gate would read its CLOSED before that of the previous epoch. While the orchestrator is unreachable, notices wait,
+and results do not.
 
-The outlet has no thread: `step` does all there is to do, and whoever drives it decides when. In the product that is a
-thread (threaded.py), in the simulator a seed. A step that raises leaves the outlet torn; the next one first goes back
-to the last commit, as after a crash.
+The outlet has no thread: `step` does all pending work, and the caller decides when. In production that is a thread
+(threaded.py), in the simulator the seed. A step that raises leaves the outlet inconsistent; the next one first goes
+back to the last commit, as after a crash.
 
-If there is a central store, the outlet also remembers up to which `seq` the results of each key are out, and commits
-that with the rest. A restoration asks for it, after a fence (core/gate.py).
+If there is a central store, the outlet also tracks the `seq` up to which the results of each key are delivered, and
+commits that with the rest. A restoration reads it, after a fence (core/gate.py).
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from whimbrel.log.contract import Log
 
 LOGGER = logging.getLogger("whimbrel.egress")
 Watch = Callable[[list[Result], int], None]
-"""Sees released results and the moment of their release, for figures only."""
+"""Receives released results and the time of their release, for metrics only."""
 
 FIRST, MOST = 0.2, 1.0
-"""Seconds until a notice is told again that nobody has heard: at first, and at most."""
+"""Seconds until an unacknowledged notice is sent again: at first, and at most."""
 
 Word = Notice | Unfit
-"""What leaves beside results: what instances say, and what sinks refuse."""
+"""What the outlet sends besides results: notices of instances, and results that sinks refuse."""
 Numbered = tuple[Word, int]
-"""With its number: the outlet counts them in the order in which they leave."""
+"""With its number: the outlet numbers them in the order in which it sends them."""
 
 
 class Keep(Protocol):
-    """Stores a commit: the blob, and of which keys results are out up to where since the one before; all or nothing."""
+    """Stores a commit atomically: the blob, and by key the delivered `seq`, of keys that changed since the last one."""
 
     def __call__(self, blob: bytes, reached: Mapping[str, int]) -> None: ...
 
 
 class Commit(msgspec.Struct):
-    """Everything that is committed together, beside what each key has reached."""
+    """Everything that is committed together, except the delivered `seq` of each key."""
 
     positions: dict[str, int]
     gate: bytes
@@ -65,7 +65,7 @@ class Commit(msgspec.Struct):
     delivered: int
     untold: list[Numbered] = []
     number: int = 0
-    """Of the next notice."""
+    """The number of the next notice."""
 
 
 class Outlet:
@@ -83,47 +83,48 @@ class Outlet:
         keep: Keep | None = None,
         uptime: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`outboxes` may grow while it runs. `hear` gets each notice with its number, after the commit that holds both:
-        numbers only grow, and a notice that comes again after a crash has the number it had. `hear` raises `Retry` if
-        its receiver is not there. A `Checkpointed` is passed on when the gate has confirmed it. `keep`, if there is a
-        central store, in place of `save`. `uptime`: seconds that only grow."""
+        """`outboxes` may grow while it runs. `hear` receives each notice with its number, after the commit of both:
+        numbers only grow, and a notice that is repeated after a crash has the same number. `hear` raises `Retry` if
+        its receiver is unreachable. A `Checkpointed` is passed on when the gate has confirmed it. `keep` replaces
+        `save` if there is a central store. `uptime`: monotonic seconds."""
         self._keep = keep
         self.reached: dict[str, int] = {}
-        """By key: the `seq` up to which its results are out. With a store only."""
+        """By key: the `seq` up to which its results are delivered. With a store only."""
         self._moved: dict[str, int] = {}
-        """What of that is not committed."""
+        """The entries of `reached` that are not committed."""
         self._before: dict[str, int | None] = {}
-        """What it was instead at the last commit."""
+        """Their values at the last commit."""
         self._last: bytes | None = None
         """The last commit."""
         self._fences: list[tuple[Move, Callable[[], None]]] = []
-        """Fences that are to be raised, and whom to tell when they last."""
+        """Fences to raise, each with a callback for when it is durable."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
         self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
         self.gate = Gate()
         self.positions: dict[str, int] = {}
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
-        """By outbox and part of its instance: how much state that had when it last spoke."""
-        self._telling = Backoff(f"telling the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
+        """By outbox and part of its instance: the bytes of state in the part's last output."""
+        self._telling = Backoff(f"sending the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._uptime = uptime
         self._committed = uptime()
         self._has_begun = self._is_torn = False
-        """Whether it has told what an earlier life left untold, and whether its last step has failed half way."""
+        """`_has_begun`: whether the notices that the last commit left pending have been sent. `_is_torn`: whether the
+        last step has failed half way."""
         self._dirty: dict[str, int] = {}
         self._untold: list[Numbered] = []
         self._number = 0
         self._told = False
-        """Something was told since the last commit, and would be told again after a crash."""
+        """A notice was sent since the last commit, and would be sent again after a crash."""
 
     def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
-        """Take positions, gate and sinks back to the last commit; `reached`: all that was ever kept of it."""
+        """Reset positions, gate and sinks to the last commit; `reached`: all that `keep` has stored."""
         self.reached = dict(reached or {})
         self._restore(blob)
 
     def check(self, blob: bytes | None) -> None:
-        """Raise `Refused` if the sinks cannot begin, or go on, from this commit. Changes nothing."""
+        """Raise `Refused` if the sinks cannot start, or continue, from this commit. Changes nothing."""
         for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
             sink.check(mark)
 
@@ -133,8 +134,8 @@ class Outlet:
         marks = wire.unpack(blob, Commit).marks
         if len(marks) != len(self.sinks):
             raise Refused(
-                f"this run began with {len(marks)} sinks behind stage {self.stage}, and the pipeline has "
-                f"{len(self.sinks)}: give it the same ones, or start with another data directory"
+                f"this run began with {len(marks)} sinks after stage {self.stage}, and the pipeline has "
+                f"{len(self.sinks)}: use the same sinks, or start with another data directory"
             )
         return marks
 
@@ -149,21 +150,21 @@ class Outlet:
             sink.open(mark)
 
     def close(self) -> None:
-        """Let the sinks go."""
+        """Close the sinks."""
         for sink in self.sinks:
             sink.close()
 
     def ask_fence(self, move: Move, raised: Callable[[], None]) -> None:
-        """Let nothing of a lost owner out any more, from the next step on. `raised` is called when that lasts."""
+        """Refuse all results of a lost owner, from the next step on. `raised` is called when the fence is durable."""
         self._fences.append((move, raised))
 
     def delivered_of(self, selection: Selection) -> dict[str, int]:
-        """By key: up to which `seq` its results are out. It changes no more for keys that are fenced."""
+        """By key: the `seq` up to which its results are delivered. Final for keys that are fenced."""
         return {key: seq for key, seq in list(self.reached.items()) if key in selection}
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that has been written has been delivered."""
+        """Whether everything in the outboxes has been delivered."""
         return not self._untold and all(self.has_delivered(name) for name in list(self.outboxes))
 
     @property
@@ -172,15 +173,15 @@ class Outlet:
         return not self._dirty
 
     def has_delivered(self, name: str) -> bool:
-        """Whether everything that has been written to an outbox has been delivered; true of one that is gone."""
+        """Whether everything in an outbox has been delivered; true for an outbox that is removed."""
         box = self.outboxes.get(name)
         return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
 
     def step(self, *, closing: bool = False) -> bool:
-        """Deliver what is new, commit if that is due, tell what is committed; return whether there was something new.
+        """Deliver new results, commit if due, send committed notices; return whether there was anything new.
 
-        `closing`: nobody waits for later steps, everything is to be committed. Raises what outboxes, sinks, `save` and
-        `hear` raise; then the next step begins at the last commit.
+        `closing`: commit everything, because no later step will. Raises what outboxes, sinks, `save` and `hear`
+        raise; then the next step begins at the last commit.
         """
         try:
             if self._is_torn:
@@ -204,14 +205,14 @@ class Outlet:
 
     def _begin(self) -> None:
         if self._last is None:
-            self._commit()  # before anything is written: the files are this run's, also if it dies before the next one
+            self._commit()  # before any write: the files are this run's, even if it dies before the next commit
         self._tell()
         self._has_begun = True
 
     def _go_back(self) -> None:
-        """Take everything back to the last commit, as a crash would."""
+        """Reset everything to the last commit, as after a crash."""
         for sink in self.sinks:
-            with suppress(OSError):  # what it still had to write, it will be given again
+            with suppress(OSError):  # it will receive again what it still had to write
                 sink.close()
         self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
         self._untold, self._number = [], 0
@@ -224,13 +225,13 @@ class Outlet:
         self._restore(self._last)
 
     def _pass(self) -> bool:
-        """Read what is new in every outbox, no more than a chunk of each, and deliver it."""
+        """Read the new entries of every outbox, at most a chunk of each, and deliver them."""
         released: list[Result] = []
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
             for entry in chunk(outbox, self.positions.get(name, outbox.head())):
                 for outgoing in wire.unpack(entry.blob, Said).outgoing:
-                    released += self.gate.offer(outgoing.results)  # before its notices: CLOSED stands behind them
+                    released += self.gate.offer(outgoing.results)  # before its notices: CLOSED follows its results
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
                         released += self._notice(notice)
@@ -242,8 +243,8 @@ class Outlet:
             self.delivered += len(released)
             self._watch(released, now_us)
             if self._keep is not None:
-                self._note({result.key: result.seq for result in released})  # each key's are in order: the last counts
-        self._dirty |= read  # first, so that nobody takes what is read, but not committed, for delivered
+                self._note({result.key: result.seq for result in released})  # in order per key: the last wins
+        self._dirty |= read  # before `positions`, or `has_delivered` would count uncommitted entries
         self.positions |= read
         return bool(read)
 
@@ -269,7 +270,7 @@ class Outlet:
             self._note({parked.key: parked.seq for parked in letters})
 
     def _release(self, notices: Sequence[Word]) -> None:
-        """Number notices as they leave: the gate may have held one back behind later ones of its outbox."""
+        """Queue notices for sending, and number them now: the gate may have held one back behind later ones."""
         self._untold += zip(notices, count(self._number), strict=False)
         self._number += len(notices)
 
@@ -281,7 +282,7 @@ class Outlet:
         self.reached |= moved
 
     def _raise_fences(self) -> None:
-        fences = list(self._fences)  # another thread may want one more meanwhile
+        fences = list(self._fences)  # another thread may add one meanwhile
         for move, _ in fences:
             self.gate.fence(move)
         self._commit()
@@ -291,7 +292,7 @@ class Outlet:
             raised()
 
     def _tell(self) -> None:
-        """Tell what is committed, as far as somebody hears it."""
+        """Send the committed notices, until the receiver is unreachable."""
         while self._untold and self._telling.is_due:
             try:
                 self._hear(*self._untold[0])
@@ -316,6 +317,6 @@ class Outlet:
             sink.committed()
         for name, position in self._dirty.items():
             if name in self.outboxes:
-                # The last entry stays: its range says how far the instance has come.
+                # The last entry stays: its range is the instance's position in its inbox.
                 self.outboxes[name].trim(position - 1)
         self._dirty, self._told, self._committed = {}, False, self._uptime()

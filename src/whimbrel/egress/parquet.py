@@ -1,8 +1,8 @@
-"""The Parquet sink: a folder of files, one a commit that has something.
+"""The Parquet sink: a folder of files, one per non-empty commit.
 
-A file has all columns that results have had so far. A column has the type of its first value; it only widens, as Arrow
-does it: whole numbers to fractions, an empty list to a list of something, an object to one with more fields. A result
-with a value that does not fit is refused, alone.
+A file has all columns of the results so far. A column has the type of its first value; it only widens, by Arrow's
+rules: integers to floats, an empty list to a list of any type, a struct to one with more fields. The sink refuses a
+result with a value that does not fit, and writes the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 class _NoType(Exception):
-    """A column has no type that holds its values: the column, the type it has, and what does not fit."""
+    """No type holds all values of a column: names the column, its type, and the value that does not fit."""
 
 
 class ParquetSink:
@@ -80,7 +80,7 @@ class ParquetSink:
         return None
 
     def _widened(self, rows: list[Row]) -> dict[str, pa.DataType]:
-        """The types of all columns, such that they hold these rows and those before."""
+        """The types of all columns, widened to hold these rows and the earlier ones."""
         types = dict(self._types)
         for name in dict.fromkeys(name for row in rows for name in row):
             values, known = [row.get(name) for row in rows], self._types.get(name)

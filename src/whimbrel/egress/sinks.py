@@ -1,12 +1,12 @@
-"""Where results go: CSV, JSON lines, a Python function, the next stage. Parquet has a file of its own.
+"""Sinks for results: CSV, JSON lines, a Python function, the next stage. Parquet has a module of its own.
 
-A sink and the outlet's position are committed together: `commit` returns what the sink must know to find its way back
-(a file's length), the outlet stores it beside the gate, and after a crash `open` takes the sink back to that point. So
-a file holds every result exactly once. A function cannot be taken back: after a crash it may be called again with
-results that it has had; their identity `(key, epoch, seq, n)` tells.
+A sink and the outlet's position are committed together: `commit` returns what the sink needs to roll back to this
+point (a file's length), the outlet stores it with the gate, and after a crash `open` rolls the sink back. So a file
+holds every result exactly once. A function cannot be rolled back: its delivery is at-least-once. After a crash it may
+be called again with the same results; their identity `(key, epoch, seq, n)` is the key for deduplication.
 
-A result that a sink cannot hold is refused alone, and becomes a dead letter; the others go on. A file that the run did
-not write is not touched, unless `overwrite` says so.
+A result that a sink cannot write becomes a dead letter; the others are written. A file that the run did not write is
+not changed, unless `overwrite` is set.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from whimbrel.core.record import Result
 from whimbrel.log.durability import sync
 
 Mark = dict[str, Any]
-"""What a sink must know to go back to a commit."""
+"""What a sink needs to roll back to a commit."""
 
 
 SNIPPET = 1_000
-"""How much of a result that a sink refuses is kept, in characters."""
+"""How many characters of a refused result are stored."""
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """A result that a sink cannot hold."""
+    """A result that a sink cannot write."""
 
     sink: str
     key: str
@@ -44,35 +44,35 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sink(Protocol):
-    """Somewhere results go."""
+    """A destination of results."""
 
     patience: float
-    """Seconds it would rather have between two commits."""
+    """The preferred seconds between two commits."""
 
     def check(self, mark: Mark | None) -> None:
-        """Raise `Refused` if `open` with this mark would destroy what the run did not write. Changes nothing."""
+        """Raise `Refused` if `open` with this mark would destroy data that the run did not write. Changes nothing."""
 
     durable: bool
     """Whether a commit must survive a power failure."""
 
     def open(self, mark: Mark | None) -> None:
-        """Begin, or go back to the commit that returned this mark."""
+        """Begin, or roll back to the commit that returned this mark."""
 
     def write(self, results: list[Result], now_us: int) -> list[Unfit]:
-        """Take results, in order; return those that cannot be taken. `now_us`: when the gate released them."""
+        """Write results, in order; return those that cannot be written. `now_us`: when the gate released them."""
 
     def commit(self) -> Mark:
-        """Make everything written so far durable; return a mark to go back to."""
+        """Make everything written so far durable; return a mark to roll back to."""
 
     def committed(self) -> None:
-        """The mark is safe."""
+        """The mark is durable."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release all resources."""
 
 
 class _Plain:
-    """What most sinks have in common: no wish to wait, nothing to destroy, nothing to do once a commit is safe."""
+    """Defaults of most sinks: commit at once, nothing to destroy, nothing to do once a commit is durable."""
 
     patience = 0.0
     durable = False
@@ -85,7 +85,7 @@ class _Plain:
 
 
 class _File:
-    """A file that can be taken back to a length."""
+    """A file that can be rolled back to a length."""
 
     def __init__(self, path: Path, kind: str, overwrite: bool) -> None:
         self.path, self._kind, self._overwrite = path, kind, overwrite
@@ -98,7 +98,7 @@ class _File:
             raise Refused(foreign(self.path, f"{self.path.stat().st_size:,} bytes", self._kind))
 
     def knows(self, mark: Mark | None) -> bool:
-        """Whether a mark is of this file."""
+        """Whether a mark belongs to this file."""
         return mark is not None and mark["path"] == str(self.path)
 
     def open(self, mark: Mark | None) -> None:
@@ -106,10 +106,10 @@ class _File:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         written = mark["bytes"] if mark is not None and self.knows(mark) else 0
         found = self.path.stat().st_size if self.path.exists() else 0
-        if found < written:  # cutting it to that length would fill it up with zeros
+        if found < written:  # truncating it to that length would pad it with zeros
             raise Corrupt(
                 f"{self.path} has {found} of the {written} bytes of results that this run wrote to it: "
-                "put it back, or start anew with another data directory"
+                "restore the file, or start with another data directory"
             )
         self.file = self.path.open("r+b" if written else "wb")
         self.file.truncate(written)
@@ -133,7 +133,7 @@ class _File:
 
 
 class CsvSink(_Plain):
-    """A CSV file; its columns are those of the first result unless given."""
+    """A CSV file; its columns are those of the first result, unless given."""
 
     def __init__(self, path: Path, columns: list[str] | None = None, overwrite: bool = False) -> None:
         self._file, self._columns, self._given = _File(path, "Csv", overwrite), columns, columns
@@ -169,7 +169,7 @@ class CsvSink(_Plain):
 
 
 class JsonLinesSink(_Plain):
-    """One JSON object a line; with `identity` also who made it, out of what, and when."""
+    """One JSON object per line; with `identity` also the result's identity and times."""
 
     def __init__(self, path: Path, identity: bool = False, overwrite: bool = False) -> None:
         self._file, self._identity = _File(path, "JsonLines", overwrite), identity
@@ -194,7 +194,7 @@ class JsonLinesSink(_Plain):
             try:
                 self._encode({name: value})
             except UNENCODABLE as error:
-                return unfit(str(self._file.path), result, f"column {name!r} is no JSON: {error}")
+                return unfit(str(self._file.path), result, f"column {name!r} cannot be encoded as JSON: {error}")
         self._file.append(self._encode(self._line(result, now_us)) + b"\n")
         return None
 
@@ -213,7 +213,7 @@ class JsonLinesSink(_Plain):
 class FunctionSink(_Plain):
     """Calls a Python function with each result's values, or with the whole `Result`.
 
-    What raises `Retry` is called again, with all results since the last commit; any other error ends the delivery.
+    If it raises `Retry`, it is called again with all results since the last commit; any other error ends the delivery.
     """
 
     def __init__(self, function: Callable[[Any], object], whole: bool = False) -> None:
@@ -232,7 +232,7 @@ class FunctionSink(_Plain):
                 raise Refused(
                     f"the sink function {getattr(self._function, '__qualname__', repr(self._function))} raised "
                     f"{type(error).__name__}: {error}, for key {result.key!r}, seq {result.seq}; raise whimbrel.Retry "
-                    "for what may pass, and start again once it is mended"
+                    "for transient errors; fix the function, and start again"
                 ) from error
         return []
 
@@ -246,8 +246,8 @@ class FunctionSink(_Plain):
 class StageSink(_Plain):
     """The next stage: results become its records.
 
-    What is to be handed on is part of the mark, and is handed on once the mark is safe; after a crash it is handed on
-    again, under the same numbers, which the next stage's ingress log recognises. A number stands for `MOST` results.
+    Pending results are part of the mark, and are passed on once the mark is durable; after a crash they are passed on
+    again, under the same numbers, which the next stage's ingress log deduplicates. A number covers at most `MOST`.
     """
 
     MOST: ClassVar[int] = 50_000
@@ -283,11 +283,11 @@ class StageSink(_Plain):
 
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
-"""What encoders raise for a value that they cannot encode."""
+"""Errors of encoders for a value that they cannot encode."""
 
 
 def unfit(sink: str, result: Result, why: str) -> Unfit:
-    """A result that a sink refuses, and why."""
+    """A refused result, with the reason."""
     try:
         values = msgspec.json.encode(result.values, enc_hook=repr).decode()
     except UNENCODABLE:
@@ -296,15 +296,15 @@ def unfit(sink: str, result: Result, why: str) -> Unfit:
 
 
 def foreign(path: Path, what: str, kind: str) -> str:
-    """Why a sink does not begin at a path, and what to do."""
+    """The message if a sink must not overwrite a path, with the ways out."""
     return (
         f"{path} holds {what} that this run did not write; to replace them, use {kind}({str(path)!r}, overwrite=True); "
-        "to go on with the run that wrote them, start it with its own directory: run(data=...); or choose another path"
+        "to continue the run that wrote them, start it with its own directory: run(data=...); or choose another path"
     )
 
 
 def identity(result: Result, now_us: int) -> dict[str, Any]:
-    """Who made a result, out of what, and when it was released."""
+    """The identity of a result, its ingress time and its release time."""
     return {
         "_key": result.key,
         "_epoch": result.epoch,

@@ -1,7 +1,7 @@
-"""An outlet with a thread of its own, as the product runs it.
+"""An outlet with a thread of its own, as in production.
 
-An error that may pass (a full disk, a journal that is locked) ends nothing: the outlet goes back to its last commit, as
-after a crash, and tries again, for as long as it takes.
+After a transient error (a full disk, a locked journal) the outlet goes back to its last commit, as after a crash, and
+tries again, without a limit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from whimbrel.log.contract import Log
 from whimbrel.log.kept import kept
 
 PAUSE = 0.05
-"""Seconds until outboxes are looked at again, if nothing wakes the thread before."""
+"""Seconds until the thread polls the outboxes again, unless it is woken before."""
 
 
 class ThreadedOutlet(Outlet):
-    """Steps whenever there may be something to do."""
+    """Calls `step` whenever there may be work."""
 
     def __init__(
         self,
@@ -38,18 +38,18 @@ class ThreadedOutlet(Outlet):
         """As an `Outlet`."""
         super().__init__(stage, outboxes, sinks, hear, save, clock_us, watch, keep)
         self.error: Exception | None = None
-        """What it failed of, for good."""
+        """The permanent error that has stopped it."""
         self.backoff = Backoff(f"the outlet of {stage}", LOGGER)
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"outlet-{stage}", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Deliver what is there, and stop."""
+        """Deliver everything in the outboxes, and stop."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -57,11 +57,11 @@ class ThreadedOutlet(Outlet):
         self.close()
 
     def wake(self) -> None:
-        """Something may have been written."""
+        """Wake the thread: an outbox may have a new entry."""
         self._wake.set()
 
     def fence(self, move: Move, timeout: float) -> bool:
-        """Let nothing of a lost owner out any more. Whether it lasts; False: not yet, ask again."""
+        """Refuse all results of a lost owner. Returns whether the fence is durable; False: not yet, call again."""
         raised = threading.Event()
         self.ask_fence(move, raised.set)
         self._wake.set()
@@ -72,7 +72,7 @@ class ThreadedOutlet(Outlet):
             stopping = self._stopping
             try:
                 worked = self.step(closing=stopping)
-            except Exception as error:  # told by status, and by whoever waits
+            except Exception as error:  # the status shows it, and waiting callers raise it
                 if not may_pass(error) or self._stopping:
                     self.error = kept(LOGGER, f"the outlet of {self.stage} has failed for good", error)
                     return

@@ -1,14 +1,14 @@
-"""Event time of what has none of its own: elapsed time, steered towards the wall clock.
+"""Event time of records that have none of their own: elapsed time, steered towards the wall clock.
 
-A wall clock may be set. Were it event time itself, an hour ahead for a moment would fire every timer of that hour, and
-stop time for an hour when the clock is right again: time must not go back. So the wall clock only steers. While `e`
-seconds elapse by a clock that nobody sets, event time advances by what the wall clock says, but
+A wall clock may be set. Were it event time itself, a clock one hour ahead for a moment would fire every timer of that
+hour, and stop event time for an hour once corrected: event time must not go back. So the wall clock only steers. While
+`e` seconds elapse on the monotonic clock, event time follows the wall clock, but advances by
 
-    at least  e / 2              it never stands still; an offset ahead shrinks by half a second a second
-    at most   e + credit         credit grows by e, up to `STEP`, and is used up by what goes beyond e
+    at least  e / 2              so it never stops; an offset ahead shrinks by 0.5 s per second
+    at most   e + credit         credit grows by e, up to `STEP`, and any advance beyond e consumes it
 
-So in any stretch of length T it advances by T/2 to 2T + STEP. An offset below STEP is followed at once, a larger one at
-twice the speed. A start takes the wall clock as it is, unless the log is further: then it goes on from the log.
+So in any interval of length T it advances by T/2 to 2T + STEP. An offset below STEP is followed at once, a larger one
+at twice the speed. At a start it equals the wall clock, unless the log is ahead: then it continues from the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 
 STEP = 2.0
-"""Seconds by which it may jump forward."""
+"""Seconds by which event time may jump forward."""
 _STEP_NS = round(STEP * 1e9)
 
 
@@ -27,15 +27,15 @@ def wall_us() -> int:
 
 
 def uptime_ns() -> int:
-    """Nanoseconds by a clock that nobody sets, and which goes on while the machine is suspended."""
+    """Nanoseconds of a monotonic clock that also runs while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class EventClock:
-    """A clock that is told the wall clock and the uptime at each look. Any thread may look."""
+    """Computes event time from the wall clock and the uptime passed to each `look`. Thread-safe."""
 
     def __init__(self, least_us: int | None = None) -> None:
-        """`least_us`: what it must not go behind, as a log says; None: nothing."""
+        """`least_us`: the lower bound of event time, from a log; None: no bound."""
         self._least_us = least_us
         self._now = self._uptime = self._credit = 0
         self._runs = False

@@ -1,8 +1,9 @@
-"""The feed: a thread that carries a source's rows to the gateway at their rate, and bad ones to the dead letters.
+"""The feed: a thread that passes a source's rows to the gateway at their rate, and bad ones to the dead letters.
 
-Rows travel in small batches, many a second: enough to spare the log, few enough to add no latency worth naming. When
-the inboxes have too much to do, a disk is full or a log is locked, the feed waits: the source is the only place where a
-record may wait without harm. A source that raises `Retry` is asked again, from the row behind the last one taken in.
+Rows travel in small batches, many per second: large enough to spare the log, small enough to add no relevant latency.
+When the inboxes are too full, a disk is full or a log is locked, the feed waits: back-pressure ends at the source, the
+only place where a record may wait without harm. If a source raises `Retry`, the feed reads it again, from the row after
+the last one that it took in.
 """
 
 from __future__ import annotations
@@ -28,37 +29,37 @@ T = TypeVar("T")
 PERIOD = 0.02
 BATCH = 5_000
 PATIENCE = 5.0
-"""Seconds that `stop` gives a source to come back."""
+"""Seconds that `stop` waits for a source to return."""
 WRITER = "source"
-"""In the ingress log the feed numbers its appends with the row it has come to, in the dead letters with the row."""
+"""In the ingress log the counter of the feed's appends is the last row so far, in the dead letters the row."""
 
 
 class Feed:
-    """Carries one source to one gateway."""
+    """Passes one source's rows to one gateway."""
 
     def __init__(
         self, source: Source, intake: Intake, gateway: Gateway, dead: DeadLetters, is_full: Callable[[], bool]
     ) -> None:
         self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
         self.ended = threading.Event()
-        """The source has ended, and all its rows are taken in."""
+        """Set when the source has ended, and all its rows are taken in."""
         self.error: Exception | None = None
-        """What the source or the gateway failed of, for good: then it has not ended."""
+        """The permanent error of the source or the gateway: then `ended` is not set."""
         self.backoff = Backoff(f"the feed of {source.name}", LOGGER)
         self._rows: Iterator[Numbered] | None = None
         self._next = 0
         """The number of the next row."""
         self._set_aside: set[int] = set()
-        """Rows from there on that are dead letters already: by a later clock they might be taken in as well."""
+        """Rows from `_next` on that are dead letters already: at a later time the intake might accept them as well."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"feed-{source.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin, behind the last row that the ingress log has."""
+        """Start, after the last row in the ingress log."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop at the next batch. A source that gives neither a row nor its end is left behind."""
+        """Stop at the next batch. If the source blocks for longer than `PATIENCE`, its thread is abandoned."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
@@ -68,7 +69,7 @@ class Feed:
             self._carry()
         except Interrupted:
             pass
-        except Exception as error:  # whatever the user's iterable raises is told by status, not lost in a thread
+        except Exception as error:  # any error of the user's iterable appears in the status
             self.error = kept(LOGGER, f"the feed of {self.source.name} has failed for good", error)
 
     def _carry(self) -> None:
@@ -85,7 +86,7 @@ class Feed:
                 self.ended.set()
                 return
             if batch:
-                # Judged once: when it is repeated, an event may be no longer from the future.
+                # Checked once: at a retry, an event may be no longer from the future.
                 self._persist(partial(self._take, batch, self._persist(partial(self._judge, batch))))
                 due -= len(batch)
                 self._next = batch[-1][0] + 1
@@ -101,7 +102,7 @@ class Feed:
         try:
             return list(islice(self._rows, count))
         except BaseException:
-            self._rows = None  # a generator that has raised gives nothing more, which would look like the end
+            self._rows = None  # a generator that has raised yields nothing more, which would look like the end
             raise
 
     def _judge(self, batch: list[Numbered]) -> list[Taken | BadRecord]:
@@ -111,7 +112,7 @@ class Feed:
 
     def _take(self, batch: list[Numbered], answers: list[Taken | BadRecord]) -> None:
         good = []
-        for (number, row), answer in zip(batch, answers, strict=True):  # in order: so the dead letters know them again
+        for (number, row), answer in zip(batch, answers, strict=True):  # in order: counters of dead letters must grow
             if isinstance(answer, BadRecord):
                 whole = None if answer is row else row
                 self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
@@ -121,7 +122,7 @@ class Feed:
             self.gateway.ingest(good, WRITER, batch[-1][0], partial(self._number, batch, answers))
 
     def _number(self, batch: list[Numbered], answers: list[Taken | BadRecord], place: int) -> int:
-        """The number of the row that was the n-th good one of a batch, n being its place."""
+        """The number of the row that is the n-th good one of a batch, n = `place`."""
         good = (
             number
             for (number, _), answer in zip(batch, answers, strict=True)

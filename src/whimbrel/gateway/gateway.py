@@ -1,23 +1,23 @@
-"""The gateway: where records enter. Numbers them, makes them durable, routes them.
+"""The gateway: the entry point of records into a stage. It numbers them, makes them durable, routes them.
 
     rows ──▶ intake ──▶ ingress log (gives `seq`) ──▶ router ──▶ inboxes
 
-Data, ticks and the coordinator's commands stand in one ingress log, in one order; the router is a function of that
-order. So a gateway that died is rebuilt by replaying the log from its last snapshot: what it had appended before, the
-inboxes recognise by the gateway's name and the ingress position. An append that fails without a death is made good the
-same way, before anything else takes its turn: an inbox takes a lower position after a higher one for a repetition.
+Data, ticks and the coordinator's commands are in one ingress log, in one order; the router is a function of that
+order. So a gateway that died recovers by replaying the log from its last snapshot: the inboxes recognise repeated
+appends by the gateway's name and the ingress position. An append that fails in a live gateway is replayed the same way,
+before any other operation: an inbox treats a lower position after a higher one as a repetition.
 
-An entry has a bounded size. What comes in at once may have more, and so may what a router gives on at once (a `pause`
-of a busy key): it becomes several entries, numbered by their last event, or by the ingress position and their place.
+An entry has a bounded size. A call to `ingest` may bring more, and a router may release more at once (a `pause` of a
+busy key): that becomes several entries, numbered by their last event, or by the ingress position and their index.
 
-If there is a central store, the log is trimmed only as far as everything is in increments that count
-(core/increments.py): the keys of a lost instance are restored from versions, and from the log behind them. While keys
-have no owner nothing is trimmed at all: that is from the fence of a restoration until its RESTORE is routed, so what it
-needs stays.
+If there is a central store, the log is trimmed only as far as everything is in confirmed increments
+(core/increments.py): the keys of a lost instance are restored from versions, and from the log after them. While keys
+have no owner nothing is trimmed at all: that is from the fence of a restoration until its RESTORE is routed, so that
+the log keeps what RESTORE needs.
 
-RESTORE reads the log again, a bounded number of bytes at a time, and most of it before RESTORE has its place: only the
-last piece is read while records wait. If it cannot be read, the restoration is refused and its keys stay without an
-owner, for another one to take; nothing else is held up by that, a gateway that starts least of all.
+RESTORE replays the log, a bounded number of bytes at a time, and most of it before RESTORE is appended: only the last
+piece is read while records wait. If the log cannot be read, the gateway refuses the restoration and its keys stay
+without an owner until another restoration; that blocks nothing else, in particular not the start of a gateway.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
 
 CHANGED = Barrier(-1)
-"""What has changed shall be saved. Where BARRIER stands, the log tells."""
+"""Save what has changed. The position of BARRIER in the log gives its bound."""
 
 
 class Snapshot(msgspec.Struct):
-    """A router's snapshot and the ingress position it stands at."""
+    """A router's snapshot and its ingress position."""
 
     position: int
     router: bytes
     sent: int
     latest_us: int
     horizon: int | None = None
-    """Up to which `seq` everything is in increments that count; None: there is no store."""
+    """The `seq` up to which everything is in confirmed increments; None: there is no store."""
     refused: dict[str, str] = {}
     given: dict[str, int] = {}
     """By inbox: the number of the last append to it."""
 
 
 class Gateway:
-    """One producer into one stage. Safe to call from several threads: they take turns, which is the order."""
+    """One producer into one stage. Safe to call from several threads: a lock serializes the calls into one order."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Gateway:
         max_ahead_us: int | None = None,
         uptime: Callable[[], int] = uptime_ns,
     ) -> None:
-        """`known`: a log of the keys that have ever come. `encoding`: how records lie in entries. `wall_clock`: events
-        happen when they arrive. `keep`: do not trim the ingress log, so that a whole run can be checked afterwards.
+        """`known`: a log of all keys seen. `encoding`: encodes records into entries. `wall_clock`: the event time of a
+        record is its arrival. `keep`: do not trim the ingress log, so that a whole run can be checked afterwards.
         `stores`: there is a central store. `max_ahead_us`: how far ahead of the clock an event may be. `uptime`: see
         `clock.uptime_ns`."""
         self._horizon = TrimHorizon(router.name) if stores else None
@@ -88,7 +88,7 @@ class Gateway:
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
         self._known, self._wall_clock = known, wall_clock
         self.keys: dict[str, None] = {}
-        """Every key that has ever come, in the order of their first records."""
+        """All keys seen, in the order of their first records."""
         self._inbox_of, self._clock_us = inbox_of, clock_us
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
         self._codec = encoding
@@ -97,38 +97,38 @@ class Gateway:
         self._routed = 0
         """The ingress position up to which everything has been routed."""
         self._unsent: deque[tuple[str, bytes, int, int]] = deque()
-        """Routed, but not in its inbox yet: inbox, blob, number of records, ingress position."""
+        """Routed, but not appended to the inbox yet: inbox, blob, number of records, ingress position."""
         self._given: dict[str, int] = {}
         """By inbox: the number of the last append to it."""
         self._unsure = False
-        """An append has failed: the ingress log may have more than was routed, an inbox less."""
+        """An append failed: the ingress log may have more than was routed, an inbox less."""
         self._blank = router.table.copy()
         self._snapshot: bytes | None = None
-        """The routes as they were before anything came, and the router's last snapshot that is durable."""
+        """`_blank`: the initial routes. `_snapshot`: the router's last durable snapshot."""
         self._is_lost = False
-        """Something failed while the router was at work: it may have routed half of an entry."""
+        """The router failed: it may have routed half of an entry."""
         self._latest_us = self._told_us = 0
         self.sent = 0
         self.received = self.received_bytes = 0
-        """In this life: records, and how large they were."""
+        """Since this process started: records, and their bytes."""
         self.doubled: Counter[str] = Counter()
-        """By move: bytes of its markers, and of records that went to both instances."""
+        """By move: bytes of its markers, and of records sent to both instances."""
         self.refused: dict[str, str] = {}
-        """Restorations whose records could not be read again, with the reason."""
+        """Restorations whose records could not be replayed, with the reason."""
 
-    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ingest(
         self, events: Sequence[Event], writer: str, counter: int, number: Callable[[int], int] | None = None
     ) -> bool:
-        """Take in events as one entry. When this returns they are safe: nothing loses them now.
+        """Append events as one entry, and route them. When this returns they are durable.
 
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
-        `number`: they may become several entries; by its place, the number of an entry that ends with an event.
+        `number`: allows several entries; maps the index of an event to the counter of an entry that ends with it.
         """
         with self._turn():
             last = self._ingress.counter(writer)
-            if counter <= last:  # stamped with another moment then: it cannot be compared
+            if counter <= last:  # its arrival time differed then: it cannot be compared
                 return False
             is_begun = number is not None and number(0) <= last
             start = bisect_right(range(len(events)), last, key=number) if is_begun else 0
@@ -139,7 +139,7 @@ class Gateway:
     def _take(
         self, events: Sequence[Event], start: int, writer: str, counter: int, number: Callable[[int], int] | None
     ) -> int:
-        """Take in as many events as one entry holds; return where the rest begins."""
+        """Append as many events as one entry holds; return the index of the first of the rest."""
         now = self._clock_us()
         arrived = self._clock.look(now, self._uptime())
         records, blob = self._ingress.entry(events, start, now, arrived, whole=number is None)
@@ -164,34 +164,34 @@ class Gateway:
             self.keys |= dict.fromkeys(fresh)
 
     def command(self, command: Command) -> None:
-        """Give the coordinator's command its place between the records. A repeated one changes nothing."""
+        """Append the coordinator's command between the records. Idempotent."""
         kind = KINDS[type(command)]
         body = wire.canonical(command if isinstance(command, Restore) else command.move)
         if isinstance(command, Restore):
-            self._read_ahead(wire.unpack(body, Restore))  # as it will stand in the log, down to the order of its sets
+            self._read_ahead(wire.unpack(body, Restore))  # as it will be in the log, down to the order of its sets
         with self._turn():
             if isinstance(command, Restore) and self._is_new(command):
-                self.check_readable(self._first(command))  # in the same turn: nothing is trimmed between the two
+                self.check_readable(self._first(command))  # in the same turn, so that nothing is trimmed in between
             self._control(kind, body, 0, writer_of(command), 0)
         if command.move.id in self.refused:
             raise Stop(self.refused[command.move.id])
         self.doubled[command.move.id] += 2 * len(body)
 
     def order_checkpoint(self, counter: int, save: Barrier = CHANGED) -> int | None:
-        """Tell the instances to send what has changed to the central store; return where that stands in the log.
+        """Append BARRIER: the instances send what has changed to the central store. Returns its position in the log.
 
-        `save.anew`: all they have, for it is another store. Nothing counts as covered then until it is there.
+        `save.anew`: they send all their state, because the store is a new one. Until it is stored nothing is covered.
         """
         return self._control(Kind.BARRIER, wire.pack(save), 0, "increments", counter)
 
     def count(self, saved: Checkpointed) -> None:
-        """An increment is in the store, and the gate has confirmed it."""
+        """Note an increment that is in the store and confirmed by the gate."""
         with self._lock:
             if self._horizon is not None:
                 self._horizon.note(saved)
 
     def horizon(self) -> int:
-        """The `seq` up to which everything is in increments that count. With a store only."""
+        """The `seq` up to which everything is in confirmed increments. With a store only."""
         with self._lock:
             assert self._horizon is not None, "there is a store"
             if not self._unsure:
@@ -201,43 +201,43 @@ class Gateway:
 
     @property
     def has_saved(self) -> bool:
-        """Whether all that has ever come is in increments that count. With a store only."""
+        """Whether the whole ingress log is in confirmed increments. With a store only."""
         with self._lock:
             return self.horizon() >= (self.ingress.tail() - 1) * ROWS
 
     def owners(self) -> set[str]:
-        """Who owns keys, as far as the log has been routed; `UNOWNED` among them, if keys have lost their owner."""
+        """The owners of keys, as far as the log has been routed; includes `UNOWNED` if keys have lost their owner."""
         with self._lock:
             return self.router.owners()
 
     def behind_horizon(self) -> int:
-        """How many records would have to be applied again if keys were restored now. With a store only."""
+        """The number of records that a restoration would replay now. With a store only."""
         return self.ingress.backlog(max(self.horizon() // ROWS + 1, self.ingress.head()))
 
     def check_readable(self, position: int) -> None:
-        """Raise `Trimmed` if the ingress log cannot be read from a position on."""
+        """Raise `Trimmed` if a position is below the head of the ingress log."""
         with self._lock:
             head = self.ingress.head()
             if position < head:
                 raise Trimmed(position, head)
 
     def keep_from(self, seq: int) -> None:
-        """Records behind this one are needed: the oldest checkpoint that is kept covers no more."""
+        """Do not trim records after this `seq`: the oldest retained checkpoint covers no more."""
         with self._lock:
             self._oldest = seq
 
     def tick(self, counter: int) -> None:
-        """Send the instances the event time: that of the clock if events have no time of their own, else that of the
-        latest event. Nothing happens if they have it."""
+        """Send the event time to the instances: that of the clock if events have no time of their own, else that of the
+        latest event. Does nothing if they have it."""
         if self._wall_clock:
             self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
         if not self.has_told_time:
-            with self._turn():  # first what an append that failed has left undone: nothing else may ever come
+            with self._turn():  # flushes what a failed append left: there may never be another record
                 if self._told_us < self._latest_us:
                     self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
     def latest_allowed_us(self) -> int | None:
-        """The event time behind which an event is from the future; None: there is no bound."""
+        """The event time after which an event is refused as from the future; None: there is no bound."""
         if self._max_ahead_us is None:
             return None
         return self._clock.look(self._clock_us(), self._uptime()) + self._max_ahead_us
@@ -258,7 +258,7 @@ class Gateway:
             self._flush()
             return position
 
-    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Routing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, record: Record) -> Routed:
         if record.kind == Kind.TICK:
@@ -280,27 +280,27 @@ class Gateway:
         command = COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
         return self.router.apply(command, record.seq, record.ingress_us)
 
-    # ── Again ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Replay for restorations ──────────────────────────────────────────────────────────────────────────────────
 
     def _read_ahead(self, command: Restore) -> None:
-        """Before RESTORE has its place: replay all but the last piece of the log, and let nobody wait meanwhile. What
-        is replayed concerns keys that have no owner, so it may come between any other records."""
+        """Before RESTORE is appended: replay all but the last piece of the log, without blocking other calls. The
+        replayed records are of keys that have no owner, so they may come between any other records."""
         start = self._first(command)
         while self._is_new(command) and (end := reach(self.ingress, start)) < self.ingress.tail():
             self._replay_to(command, start, end)
             start = end
 
     def _read_again(self, command: Restore, end: int) -> None:
-        """Put what the destination of a restoration still lacks into its inbox. Raises a `Stop` if it cannot be read,
-        or could not be before: what was refused stays so, whatever has come to the inbox since."""
+        """Append the records that the destination of a restoration still lacks to its inbox. Raises a `Stop` if they
+        cannot be read, or could not before: a refusal is final, even if the inbox has received records since."""
         if self.ingress.counter(writer_of(command)) > 0:
-            raise Stop("they could not be read before")
+            raise Stop("an earlier attempt could not read them")
         given = self._inbox_of(command.move.destination).counter(self.name)
-        if given // ROWS < end:  # or CUTOVER is there, behind all of it
+        if given // ROWS < end:  # otherwise the inbox has CUTOVER, after all of them
             self._replay_to(command, self._first(command), end)
 
     def _replay_to(self, command: Restore, start: int, end: int) -> None:
-        """Replay, entry by entry, each under its own number."""
+        """Replay, entry by entry, each under its own counter."""
         inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
         for entry in chunked(self.ingress, start, end):
             records = self.router.replayed(command, self._stored(entry))
@@ -309,16 +309,16 @@ class Gateway:
                 inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
 
     def _first(self, command: Restore) -> int:
-        """Where to go on reading for a restoration: behind what its destination has been given already."""
+        """The position from which a restoration reads on: after what its destination has received already."""
         given = self._inbox_of(command.move.destination).counter(f"{self.name}/{command.move.id}")
         return max(command.since.get(self.name, 0) // ROWS, given + 1)
 
     def _is_new(self, command: Restore) -> bool:
-        """Whether a restoration must be replayed, and has no place in the log yet."""
+        """Whether a restoration must be replayed, and is not in the log yet."""
         return self.router.replays(command) and self.ingress.counter(writer_of(command)) < 0
 
     def _refuse(self, command: Restore, error: Stop) -> None:
-        """Leave the keys of a restoration without an owner. Noted in the log, behind which nobody decides otherwise."""
+        """Leave the keys of a restoration without an owner. The refusal is in the log, so that a replay repeats it."""
         since, seq = command.since.get(self.name, 0), self._ingress.seq
         if self.ingress.counter(writer_of(command)) < 1:
             body = wire.canonical(command)
@@ -330,12 +330,12 @@ class Gateway:
             "Its keys have no owner now: restore them again, from the newest versions or another checkpoint"
         )
 
-    # ── To the inboxes ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── Appending to the inboxes ─────────────────────────────────────────────────────────────────────────────────
 
     def _enqueue(self, routed: Routed, position: int, blob: bytes | None = None) -> None:
         unsent = []
         for name, records in routed.items():
-            # While nothing has moved, all records go to one inbox just as they are: no need to encode them twice.
+            # While nothing has moved, all records go to one inbox unchanged: no need to encode them twice.
             same = blob is not None and len(routed) == 1 and not self.router.moving and not records[-1].epoch
             if same and not any(record.epoch for record in records):
                 assert blob is not None
@@ -363,7 +363,7 @@ class Gateway:
 
     @contextmanager
     def _routing(self) -> Iterator[None]:
-        """What fails amid the router's work leaves it half way through an entry: it is rebuilt before the next turn."""
+        """A failure inside leaves the router half way through an entry: it is rebuilt before the next turn."""
         try:
             yield
         except BaseException:
@@ -372,7 +372,7 @@ class Gateway:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One caller at a time; what an earlier one had to leave undone comes first."""
+        """One caller at a time; first completes what an earlier one left undone."""
         with self._lock:
             try:
                 if self._unsure:
@@ -386,10 +386,10 @@ class Gateway:
                 self._unsure = True
                 raise
 
-    # ── What lasts ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Snapshots and recovery ───────────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> bytes | None:
-        """Where a replay may start; None while something moves. Whoever stores it calls `saved` afterwards."""
+        """A snapshot from which a replay may start; None during a move. After storing it, the caller calls `saved`."""
         with self._lock:
             snapshot = None if self._unsure else self.router.snapshot()
             if snapshot is None:
@@ -400,7 +400,7 @@ class Gateway:
             )
 
     def saved(self, blob: bytes) -> None:
-        """A snapshot is safe: what lies before it in the ingress log is no longer needed, nor what is covered."""
+        """A snapshot is durable: trim the ingress log up to it, but not beyond the trim horizon."""
         self._snapshot = blob
         snapshot = wire.unpack(blob, Snapshot)
         with self._lock:
@@ -409,20 +409,20 @@ class Gateway:
                 self.ingress.trim(min([snapshot.position, *(max(seq, 0) // ROWS for seq in needed)]))
 
     def recover(self, blob: bytes | None) -> None:
-        """Come back: restore the last snapshot, and route again what the ingress log has behind it."""
+        """Recover: restore the last snapshot, and replay the ingress log from there."""
         with self._lock:
             for entry in chunked(self._known, 0):
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
             self._restore(blob)
             self._replay_all()
-            # The clock goes on from where it was at least: an event was at most so far ahead of it.
+            # The clock must not go back: no event was further ahead of it than this.
             ahead = 0 if self._wall_clock else self._max_ahead_us
             if ahead is not None:
                 self._clock = EventClock(self._latest_us - ahead)
                 self._clock.look(self._clock_us(), self._uptime())
 
     def _restore(self, blob: bytes | None) -> None:
-        """Put router and position back to a snapshot; None: to the beginning."""
+        """Reset router and position to a snapshot; None: to the beginning."""
         self.router, self._is_lost = Router(self.name, self._blank.copy()), False
         self._routed, self._snapshot, self.sent, self.refused = self.ingress.head(), blob, 0, {}
         if blob is not None:

@@ -1,9 +1,9 @@
-"""The ingress log as its one writer sees it: where the next entry goes, and so which `seq` its records have.
+"""The single writer of an ingress log: knows the position of the next entry, and so the `seq` of its records.
 
 A record's `seq` is its entry's position times `ROWS`, plus its row. It is written into the entry, once, because the
-same bytes go on to the inboxes, where they lie at other positions; and it is never derived again, only compared. The
-writer remembers where the log ends, so that an append is one transaction: it decides the position, and a position other
-than the one expected means that somebody else writes to the log.
+same bytes go to the inboxes, where they have other positions; and it is never derived again, only compared. The
+writer caches the end of the log, so that an append is one transaction: the log assigns the position, and a position
+other than the expected one means that another process writes to the log.
 
 No entry, here or in an inbox, has more than `MOST_BYTES` bytes or `MOST` records, unless a single record is larger.
 """
@@ -22,9 +22,9 @@ from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Log
 
 MOST = 1 << 16
-"""Records in an entry at most."""
+"""The maximum number of records per entry."""
 MOST_BYTES = 16 << 20
-"""Bytes in an entry at most."""
+"""The maximum number of bytes per entry."""
 
 Event = tuple[str, Sequence[Any], int | None]
 """Key, columns, event time if it has one."""
@@ -47,7 +47,7 @@ class IngressWriter:
         self.look()
 
     def look(self) -> None:
-        """Ask the log where it ends: at the beginning, and when an append may have happened though it failed."""
+        """Read the end of the log: at the start, and when a failed append may have succeeded after all."""
         self._end = self._log.tail()
         self._counters: dict[str, int] = {}
 
@@ -57,7 +57,7 @@ class IngressWriter:
         return self._end * ROWS
 
     def counter(self, writer: str) -> int:
-        """The last number of somebody who appends often; remembered."""
+        """The last counter of a writer, cached: for writers that append often."""
         if writer not in self._counters:
             self._counters[writer] = self._log.counter(writer)
         return self._counters[writer]
@@ -65,7 +65,7 @@ class IngressWriter:
     def entry(
         self, events: Sequence[Event], start: int, now_us: int, arrived_us: int, *, whole: bool
     ) -> tuple[list[Record], bytes]:
-        """The next entry, with its records: the events from `start` on, as many as fit. `whole`: all of them."""
+        """The next entry, with its records: the events from `start` on that fit. `whole`: all of them."""
         seq, end = self.seq, len(events)
         while True:
             records = [
@@ -80,7 +80,7 @@ class IngressWriter:
             end = (start + end) // 2
 
     def append(self, blob: bytes, count: int, writer: str, counter: int) -> int:
-        """Append records whose first has `seq`; return the position."""
+        """Append an entry whose first record has `self.seq`; return the position."""
         position = self._log.append(blob, count=count, writer=writer, counter=counter)
         if position != self._end:
             raise Bug(f"{self._name} expected position {self._end} of its ingress log and got {position}")
@@ -91,7 +91,7 @@ class IngressWriter:
 
 
 def stored(position: int, records: Iterable[Record]) -> list[Record]:
-    """The records of an ingress entry. Raises `Corrupt` if their `seq` belongs to another position."""
+    """The records of an ingress entry. Raises `Corrupt` if their `seq` is that of another position."""
     found = [record._replace(offset=0) for record in records]
     if found[0].seq != position * ROWS:
         raise Corrupt(f"the ingress entry at position {position} begins with seq {found[0].seq}")
@@ -99,12 +99,12 @@ def stored(position: int, records: Iterable[Record]) -> list[Record]:
 
 
 def fits(count: int, blob: bytes) -> bool:
-    """Whether so many records, encoded, may be one entry."""
+    """Whether `count` records, encoded as `blob`, may be one entry."""
     return count == 1 or (count <= MOST and len(blob) <= MOST_BYTES)
 
 
 def entries(records: list[Record], encoding: Codec) -> Iterator[tuple[list[Record], bytes]]:
-    """Records as entries of a bounded size, in their order. The same records are always cut at the same places."""
+    """Cut records into entries of a bounded size, in order. Deterministic: the same records give the same entries."""
     if len(records) > MOST:
         for first in range(0, len(records), MOST):
             yield from entries(records[first : first + MOST], encoding)
@@ -119,5 +119,5 @@ def entries(records: list[Record], encoding: Codec) -> Iterator[tuple[list[Recor
 
 
 def writer_of(command: Command) -> str:
-    """Who gives a command its place in the log: each one once."""
+    """The writer name of a command in the ingress log: one per command, so that each is appended once."""
     return f"coordinator/{command.move.id}/{KINDS[type(command)].name}"

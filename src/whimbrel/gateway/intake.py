@@ -1,7 +1,7 @@
-"""The intake: what a row must be to become a record, and the reason if it is not.
+"""The intake: validates rows against the schema, and converts them to keyed events.
 
-First stop on a record's way. A row that cannot be taken in becomes a `BadRecord` with a reason, and the stream goes on.
-The check is one call for a whole batch; only a batch with something bad in it is looked at row by row.
+First step on a record's way. An invalid row becomes a `BadRecord` with a reason, and the stream continues.
+The check is one call for a whole batch; only a batch with an invalid row is checked row by row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Taken = tuple[str, tuple[Any, ...], int | None]
 """A key, its event, and the event's time in microseconds if it has one."""
 
 FUTURE = "from the future"
-"""The reason of a record whose event time lies too far ahead."""
+"""The reason of a record whose event time is too far ahead."""
 
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -50,7 +50,7 @@ def parse_schema(text: str) -> pa.Schema:
             known = ", ".join(_TYPES)
             raise Refused(f"cannot read {part!r} in a schema; write 'name type, ...' with a type of: {known}")
         if match[1] in (field.name for field in fields):
-            raise Refused(f"a schema has each column once, not {match[1]!r} twice")
+            raise Refused(f"column {match[1]!r} is twice in the schema; names must be unique")
         fields.append(pa.field(match[1], _TYPES[match[2].lower()][0]))
     if not fields:
         raise Refused("a schema needs at least one column")
@@ -75,7 +75,7 @@ def infer_schema(rows: Sequence[Row]) -> pa.Schema:
 
 
 class Intake:
-    """Turns rows into (key, event, event time), or says why not."""
+    """Converts each row to (key, event, event time), or to a `BadRecord`."""
 
     def __init__(self, schema: pa.Schema, key: str, event_time: str | None = None, *, lenient: bool = False) -> None:
         for column in filter(None, (key, event_time)):
@@ -93,7 +93,7 @@ class Intake:
         self._others = [(number, field.type) for number, field in enumerate(schema) if _python(field) is Any]
 
     def take(self, rows: Sequence[Row], until_us: int | None = None) -> list[Taken | BadRecord]:
-        """One answer for each row, in order. `until_us`: the latest event time that is taken in; None: any."""
+        """One result for each row, in order. `until_us`: the latest event time that is accepted; None: any."""
         try:
             converted = msgspec.convert(rows, list[self._type], strict=not self.lenient)  # type: ignore[name-defined]
             events = [msgspec.structs.astuple(event) for event in converted]
@@ -103,7 +103,7 @@ class Intake:
         return [self._keyed(event, until_us) for event in events]
 
     def _check(self, events: Sequence[tuple[Any, ...]]) -> None:
-        """Raise if a log could not hold one of these: text that is no UTF-8, or a value that is not Arrow's type."""
+        """Raise if one of these cannot be encoded: text that is not UTF-8, or a value not of its column's type."""
         for column in self._texts:
             "".join(event[column] or "" for event in events).encode()
         for column, kind in self._others:
@@ -128,7 +128,7 @@ class Intake:
         try:
             moment = _micros(event[self._time])
         except (ValueError, OverflowError) as error:
-            return BadRecord("wrong type", f"column {self.schema.names[self._time]!r} is no moment: {error}")
+            return BadRecord("wrong type", f"column {self.schema.names[self._time]!r} is not a time: {error}")
         if until_us is not None and moment is not None and moment > until_us:
             ahead = (moment - until_us) / 1e6
             return BadRecord(
@@ -152,7 +152,7 @@ def _tells_time(kind: pa.DataType) -> bool:
 
 
 def _micros(moment: Any) -> int | None:
-    """A moment in microseconds; without a time zone it is UTC, as it is for Arrow and for Spark here."""
+    """A time in microseconds; without a time zone it is UTC, as in Arrow and in Spark here."""
     if moment is None:
         return None
     if isinstance(moment, date):

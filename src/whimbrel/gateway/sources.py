@@ -1,7 +1,7 @@
-"""Where rows come from: CSV, JSON lines, any Python iterable. A source numbers its rows, so that it can go on.
+"""Sources of rows: CSV, JSON lines, any Python iterable. A source numbers its rows, so that it can be replayed.
 
-A source is read from a row number on and yields (row number, row or `BadRecord`). After a restart it is asked to go on
-behind the last row that the ingress log has; so it must give the same rows again in the same order.
+A source is read from a row number on and yields (row number, row or `BadRecord`). After a restart it is read from
+the row after the last one in the ingress log; so it must yield the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from whimbrel.gateway.intake import Row, infer_schema
 LIMIT = 1 << 20
 SAMPLE = 100
 SNIPPET = 1_000
-"""How much of a row that cannot be read is kept."""
+"""How many characters of an unreadable row are stored."""
 
 Numbered = tuple[int, Row | BadRecord]
 
 
 class Source(Protocol):
-    """Somewhere rows come from."""
+    """A replayable source of rows."""
 
     rate: float | None
-    """Rows per second, now: it may change; None is as fast as the stage can take them."""
+    """Rows per second, now: it may change; None: as fast as the stage accepts them."""
     lenient: bool
-    """Whether values come as text and are converted to the schema's types."""
+    """Whether values are text and are converted to the schema's types."""
     name: str
 
     def schema(self) -> pa.Schema:
-        """The columns: as given, or as the first rows show."""
+        """The columns: as given, or inferred from the first rows."""
 
     def rows(self, start: int) -> Iterator[Numbered]:
         """The rows from this number on."""
 
 
 class Items:
-    """A Python iterable of dictionaries, or a function that makes one (needed to go on after a restart)."""
+    """A Python iterable of dictionaries, or a function that returns one (needed for a restart)."""
 
     lenient = False
 
@@ -53,11 +53,11 @@ class Items:
     ) -> None:
         self._items, self._schema, self.rate, self.name = items, schema, rate, "items"
         self._sample: list[Row] = []
-        """What `schema` has looked at."""
+        """The rows that `schema` has read."""
         self._is_spent = False
 
     def _fresh(self) -> Iterator[Row]:
-        """The items, from the first on; those of an iterator, which gives them once, behind the sample."""
+        """The items, from the first on; of an iterator, which yields them once, those after the sample."""
         return iter(self._items() if callable(self._items) else self._items)
 
     def schema(self) -> pa.Schema:
@@ -70,7 +70,7 @@ class Items:
         fresh = self._fresh()
         is_iterator = fresh is self._items
         if is_iterator and self._is_spent:
-            raise Refused("the source is an iterator and cannot give its rows again; pass a function or a list instead")
+            raise Refused("the source is an iterator and cannot be read again; pass a function or a list instead")
         self._is_spent = True
         return islice(enumerate(_chain(self._sample if is_iterator else [], fresh)), start, None)
 
@@ -90,7 +90,7 @@ class CsvSource:
         return self._schema
 
     def rows(self, start: int) -> Iterator[Numbered]:
-        # The reader's own limit, a global one, must not be below ours.
+        # The limit of the csv module is global, and must not be below this one.
         csv.field_size_limit(max(csv.field_size_limit(), self.limit))
         with _opened(self.path) as file:
             reader = csv.reader(file)
@@ -118,7 +118,7 @@ class CsvSource:
 
 
 class JsonLinesSource:
-    """A file with one JSON object a line."""
+    """A file with one JSON object per line."""
 
     lenient = False
 
@@ -136,7 +136,7 @@ class JsonLinesSource:
             yield from islice(enumerate(map(self._row, self._lines(file))), start, None)
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Each line, without its end; of one that is too long only so much that it shows."""
+        """Each line, without its end; of one that is too long only enough to detect that."""
         most = self.limit + 2
         while line := file.readline(most):
             rest = line
@@ -150,7 +150,7 @@ class JsonLinesSource:
         try:
             row: Row = msgspec.json.decode(line)
             return row
-        except ValueError as error:  # msgspec's own, or the codec's for what is no UTF-8
+        except ValueError as error:  # msgspec's own, or the codec's for invalid UTF-8
             return BadRecord("not JSON", str(error), _beginning(line))
 
 
@@ -165,7 +165,7 @@ def _chain(first: Iterable[Row], second: Iterable[Row]) -> Iterator[Row]:
 
 @contextmanager
 def _opened(path: Path, binary: bool = False) -> Iterator[Any]:
-    """A file to read. `Refused` if it cannot be opened as it is; another error of the system may pass."""
+    """A file to read. `Refused` if it can never be opened like that; `Unavailable` if the error may be transient."""
     try:
         with path.open("rb") if binary else path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             yield file
@@ -175,7 +175,7 @@ def _opened(path: Path, binary: bool = False) -> Iterator[Any]:
 
 
 def _guess(text: str | None) -> Any:
-    """What a text seems to be: a number or a truth value only if it is written as the intake will read it."""
+    """The value that a text seems to be: a number or a boolean only if the intake will parse it as one."""
     if text is None or text != text.strip():
         return text
     try:

@@ -1,4 +1,4 @@
-"""Logs: what survives a crash on a record's way. The contract, and the backends that keep it.
+"""Logs: the durable steps on a record's way. The contract, and the backends that implement it.
 
 `MemoryLog` is for tests and the simulator, `EmbeddedLog` is the default: one SQLite file, nothing to install.
 """

@@ -1,7 +1,7 @@
-"""Back-off: what raises an error that may pass is repeated, after pauses that grow, for as long as it takes.
+"""Back-off: retries an activity that fails with a transient error, after growing pauses, without a limit.
 
-A process that was stopped inside a write holds a log's lock, a disk is full, a broker is away. Each activity that may
-meet that has a `Backoff`: feed, outlet, the gateway's snapshots, commands of migrations, links, checkpoints. It says
+A process suspended inside a write holds a log's lock, a disk is full, a broker is unreachable. Each activity that may
+fail so has a `Backoff`: feed, outlet, the gateway's snapshots, commands of migrations, links, checkpoints. It reports
 why the activity waits, for how long, and when it tries again; and it logs the first failure and the recovery.
 """
 
@@ -23,23 +23,23 @@ FIRST, MOST = 0.5, 15.0
 
 
 class Interrupted(Exception):
-    """It was stopped while it waited for the next try."""
+    """The activity was stopped while it waited for the next try."""
 
 
 class HeldUp(msgspec.Struct, frozen=True):
-    """Something that cannot go on at the moment."""
+    """The status of an activity that waits for its next try."""
 
     why: str
     for_s: float
-    """Seconds since it first failed."""
+    """Seconds since the first failure."""
     retry_s: float
     """Seconds until the next try."""
 
 
 class Backoff:
-    """The tries of one activity. One thread fails and succeeds, any thread may ask for the status.
+    """The tries of one activity. One thread reports failures and successes, any thread may read the status.
 
-    It logs the first failure as a warning with its traceback, and another one only if it is of another type; the
+    It logs the first failure as a warning with its traceback, and a later one only if its type differs; the
     recovery as info, with the seconds and the number of failures until then.
     """
 
@@ -52,18 +52,18 @@ class Backoff:
         most: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`what`: the activity, as the log names it. `first`, `most`: seconds until the next try, at first and at most;
-        `FIRST` and `MOST` if not given."""
+        """`what`: the activity's name in the log. `first`, `most`: seconds until the next try, at first and at most;
+        `FIRST` and `MOST` by default."""
         self._what, self._logger, self._bounds, self._clock = what, logger, (first, most), clock
         self.error: Exception | None = None
-        """What holds it up; None while it goes on."""
+        """The error of the last try; None if it succeeded."""
         self.tries = 0
-        """How often it has failed since it last succeeded."""
+        """The number of failures since the last success."""
         self._pauses = pauses(*self._bounds)
         self._since = self._due = 0.0
 
     def failed(self, error: Exception) -> float:
-        """It has failed once more: return the seconds to wait before the next try."""
+        """Record a failure; return the seconds to wait before the next try."""
         if self.error is None:
             self._since, self._pauses = self._clock(), pauses(*self._bounds)
         pause = next(self._pauses)
@@ -75,10 +75,10 @@ class Backoff:
         return pause
 
     def succeeded(self) -> None:
-        """It goes on."""
+        """Record a success."""
         if self.error is not None:
             seconds = self._clock() - self._since
-            self._logger.info("%s goes on after %.1f s and %d failures", self._what, seconds, self.tries)
+            self._logger.info("%s recovered after %.1f s and %d failures", self._what, seconds, self.tries)
             self.error, self.tries = None, 0
 
     @property
@@ -87,9 +87,9 @@ class Backoff:
         return self.error is None or self._clock() >= self._due
 
     def until_done(self, act: Callable[[], T], wait: Callable[[float], bool]) -> T:
-        """Do something as often as it takes while it raises what may pass; return what it returns.
+        """Call `act` until it raises no transient error; return its result.
 
-        `wait` pauses for some seconds and returns whether to stop, which raises `Interrupted`.
+        `wait` sleeps for some seconds and returns whether to stop; then this raises `Interrupted`.
         """
         while True:
             try:
@@ -104,7 +104,7 @@ class Backoff:
                 return done
 
     def status(self) -> HeldUp | None:
-        """Why it does not go on, if it does not."""
+        """Why the activity waits, if it does."""
         error, now = self.error, self._clock()
         if error is None:
             return None
@@ -117,7 +117,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def pauses(first: float | None = None, most: float | None = None) -> Iterator[float]:
-    """How long to wait before each further try, in seconds: twice as long each time, from `first` up to `most`."""
+    """The pauses before each further try, in seconds: doubling each time, from `first` up to `most`."""
     pause, longest = FIRST if first is None else first, MOST if most is None else most
     while True:
         yield pause

@@ -1,13 +1,13 @@
-"""The carrier: carries out what a micro-batch of an instance said. It appends, in this order:
+"""The carrier: writes the output of an instance's micro-batch to the logs. It appends, in this order:
 
-    1. messages     to the control lane of each inbox they go to, all of one destination in one entry
-    2. outbox    one entry with the results and notices of all parts, the range of the inbox they come from, and up to
-                 which batch it has sent to whom: also if it says nothing, so that a missing entry shows
+    1. messages  to the control lane of each destination's inbox, all of one destination in one entry
+    2. outbox    one entry with the results and notices of all parts, the range of the inbox that the batch applied, and
+                 for each destination the last batch with messages to it. Also for an empty batch, so that a gap shows
 
-A batch that cannot be proven to have finished is repeated, under the same number. So both appends are numbered with it,
-and a log takes each number of a writer once, and compares what is repeated. The writer is the instance *and* its
-checkpoint: an instance that starts anew from an empty checkpoint counts from zero again, and must not be taken for its
-own past. Then its range tells: a batch that begins before the end of the last one is refused.
+Spark replays a batch whose commit is not proven, under the same batch id. So both appends have the batch id as counter;
+a log accepts each counter of a writer once, and compares a replay with it. The writer is the instance *and* its
+checkpoint: an instance that starts from an empty checkpoint counts from zero again, and its batches must not pass for
+replays. There the range decides: the carrier refuses a batch that begins before the end of the last one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from whimbrel.log.contract import Appendable, Entry, Lane, Log
 from whimbrel.log.readers import Offset
 
 View = tuple[int, int, memoryview]
-"""A `codec.Content` as it is read here: its body may be large, and is not copied."""
+"""A `codec.Content` as decoded here: its body may be large, and is not copied."""
 
 
 class Carrier:
-    """Carries out the batches of one instance."""
+    """Writes the batches of one instance to the logs."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Carrier:
         operator: str = "the operator",
         encode: Callable[[Sequence[View]], bytes] = encode_messages,
     ) -> None:
-        """`operator`: its name, for errors. `encode` makes an inbox entry of messages."""
+        """`operator`: its name, for errors. `encode` encodes messages into an inbox entry."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
         self._operator, self._encode = operator, encode
         self._last: Said | None = None
-        """The last entry of the outbox, without what it says; None: not looked up yet."""
+        """The last entry of the outbox, without its outgoing part; None: not looked up yet."""
 
     def carry(
         self,
@@ -56,7 +56,7 @@ class Carrier:
         count: int,
         messages: Mapping[str, Sequence[bytes]],
     ) -> None:
-        """Carry out one batch: what its parts said, as `encoded` makes it. `count`: how many results that are."""
+        """Append the output of one batch: of its parts, as `encoded` encodes it. `count`: the number of results."""
         before = self._before(batch_id, start)
         destinations = sorted(messages)
         for destination in destinations:
@@ -70,19 +70,19 @@ class Carrier:
         self._last = Said([], start, end, sent)
 
     def _before(self, batch_id: int, start: Offset) -> Said:
-        """The last entry of the outbox, without what it says. Raises `Diverged` if a new batch begins in it."""
+        """The last entry of the outbox, without its outgoing part. Raises `Diverged` if a new batch overlaps it."""
         last = self._last or last_said(self._outbox)
         if batch_id <= self._outbox.counter(self._writer()):
-            return last  # a repetition: the log compares it
+            return last  # a replay: the log compares it
         if any(at < last.end.get(lane, 0) for lane, at in start.items()):
             raise Diverged(
-                f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, where an earlier one has been: "
-                f"the last entry of its outbox reaches to {last.end}. Its checkpoint is older than its outbox"
+                f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, which an earlier batch has "
+                f"applied: the last entry of its outbox ends at {last.end}. Its checkpoint is older than its outbox"
             )
         return last
 
     def _difference(self, batch_id: int, blob: bytes) -> str | None:
-        """What a repeated batch says differently from the first time, if both can be seen."""
+        """How the output of a replayed batch differs from the first run, if both can be compared."""
         before, now = last_said(self._outbox), wire.unpack(blob, Said)
         if before.renewed or batch_id != self._outbox.counter(self._writer()):
             return None
@@ -105,9 +105,9 @@ class Carrier:
         # A part's parcels come before its PASSED and SHIPPED; sorting is stable, so its parcels stay in order.
         messages.sort(key=itemgetter(0))
         self._inbox_of(destination).append(
-            # Nobody reads a spool as records.
+            # A spool is never read as records.
             wire.pack(messages) if destination == STORE else self._encode(messages),
-            count=sum(kind != Kind.WAKE for kind, _, _ in messages),  # nobody waits for a wake-up
+            count=sum(kind != Kind.WAKE for kind, _, _ in messages),  # wake-ups are not backlog
             writer=self._writer(),
             counter=batch_id,
             lane=Lane.CONTROL,
@@ -115,10 +115,10 @@ class Carrier:
 
 
 def encoded(emissions: Emissions, part: int, state_bytes: int) -> tuple[bytes | None, dict[str, list[Content]]]:
-    """What a part says of a batch: an `Outgoing` if there is something in it, and by destination what it messages."""
+    """A part's output of a batch, encoded: an `Outgoing` unless it is empty, and the messages by destination."""
     outgoing = None
     if emissions.results or emissions.notices:
-        # Notices are the same to the byte if the batch is repeated.
+        # Canonical, so that a replayed batch encodes its notices to the same bytes.
         notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
         outgoing = wire.encode((emissions.results, notices, part, state_bytes))
     messages: dict[str, list[Content]] = {}
@@ -132,16 +132,16 @@ def _shown(result: Result | None) -> str:
 
 
 def join_outgoing(encoded: Sequence[bytes], start: Offset, end: Offset, sent: dict[str, int] | None = None) -> bytes:
-    """An outbox entry, `Said`, of several parts' encoded `Outgoing`s, without decoding them."""
+    """Join the encoded `Outgoing`s of several parts into an outbox entry, `Said`, without decoding them."""
     return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((sent or {}).items()))))
 
 
 def outgoing(entry: Entry) -> list[Outgoing]:
-    """What an outbox entry says: one `Outgoing` a part."""
+    """The content of an outbox entry: one `Outgoing` per part."""
     return wire.unpack(entry.blob, Said).outgoing
 
 
 def last_said(outbox: Log) -> Said:
-    """The last entry of an outbox; an empty one if there is none. The outlet never gives it up."""
+    """The last entry of an outbox; an empty one if there is none. The outlet never trims it."""
     tail = outbox.tail()
     return wire.unpack(outbox.read(tail - 1)[0].blob, Said) if tail > outbox.head() else Said([])

@@ -1,10 +1,10 @@
-"""How records lie in ingress and inbox entries: one Arrow record batch an entry, in Arrow's IPC stream format.
+"""The encoding of ingress and inbox entries: one Arrow record batch per entry, in Arrow's IPC stream format.
 
-Columnar, because Spark's source hands the entries over as they are: no record of an inbox is touched by Python between
-the router that wrote it and the operator that applies it. User columns stand behind Whimbrel's own, typed by the
-stage's schema, and are null in everything that is not data.
+Columnar, because Spark's source passes the entries on unchanged: Python touches no record of an inbox between the
+router that wrote it and the operator that applies it. User columns follow Whimbrel's own, typed by the stage's schema,
+and are null in everything that is not data.
 
-`_offset` is not stored: it is the entry's position and the row in it, so it is known only where the entry is read.
+`_offset` is not stored: it is computed from the entry's position and the row in it when the entry is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whimbrel.log.contract import Entry
 
 VERSION = 1
 ROWS = 1 << 20
-"""No entry has more rows, so that position * ROWS + row is a growing offset."""
+"""The maximum number of rows per entry, so that position * ROWS + row is a monotonic offset."""
 
 Content = tuple[int, int, bytes]
 """A message without its destination: kind, bin and body."""
@@ -48,7 +48,7 @@ _CONTROL = entry_schema(pa.schema([]))
 
 
 def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
-    """The blob of some records; `schema` as `entry_schema` gave it. A data record's body is a sequence of columns."""
+    """Encode records; `schema` is what `entry_schema` returned. A data record's body is a sequence of columns."""
     if len(records) > ROWS:
         raise Bug(f"an entry has at most {ROWS} records, or their offsets would overlap: got {len(records)}")
     _, kinds, bins, keys, seqs, epochs, srcs, events, ingresses, bodies = zip(*records, strict=True)
@@ -72,22 +72,22 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
 
 
 def encode_messages(messages: Iterable[tuple[int, int, bytes | memoryview]]) -> bytes:
-    """The blob of a control lane's entry: messages, each with its kind, its bin and its bytes.
+    """Encode an entry of the control lane: messages, each with its kind, its bin and its bytes.
 
-    They have no place in any router's stream, and no user columns: whoever reads the entry fills in what it lacks.
+    Messages have no seq in any router's stream and no user columns: the reader of the entry fills in those fields.
     """
     return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in messages], _CONTROL)
 
 
 def messages(blob: bytes) -> list[Content]:
-    """The messages that `encode_messages` made a blob of."""
+    """Decode what `encode_messages` encoded."""
     batch = decode(blob)
     columns = [batch.column(name).to_pylist() for name in ("_kind", "_bin", "_body")]
     return list(zip(*columns, strict=True))
 
 
 def decode(blob: bytes) -> pa.RecordBatch:
-    """The record batch of a blob. Raises `Corrupt` or `NewerFormat`, never anything else."""
+    """Decode a blob into its record batch. Raises `Corrupt` or `NewerFormat`, never anything else."""
     try:
         with pa.ipc.open_stream(blob) as reader:
             version = int((reader.schema.metadata or {}).get(b"whimbrel", b"0"))
@@ -96,7 +96,7 @@ def decode(blob: bytes) -> pa.RecordBatch:
             if reader.schema.names[: len(_META)] != META_NAMES or list(reader.schema)[: len(_META)] != _META:
                 raise Corrupt("not an entry of records: other columns")
             batch = reader.read_next_batch()
-            batch.validate(full=True)  # or a damaged offset would be followed to wherever in memory it points
+            batch.validate(full=True)  # otherwise Arrow would follow a damaged offset to any address
             return batch
     except (pa.ArrowException, StopIteration, OSError, ValueError) as error:
         raise Corrupt(f"not an entry of records: {error}") from error
@@ -115,17 +115,17 @@ def records(entry: Entry) -> Iterator[Record]:
 
 
 class Codec(Protocol):
-    """How records lie in entries."""
+    """Encodes records into entries, and decodes them."""
 
     def encode(self, records: Sequence[Record]) -> bytes:
-        """The blob of some records."""
+        """Encode records into a blob."""
 
     def records(self, entry: Entry) -> Iterable[Record]:
         """The records of an entry, with their offsets."""
 
 
 class ArrowCodec:
-    """As Arrow batches, with these user columns."""
+    """Encodes records as Arrow batches, with these user columns."""
 
     def __init__(self, user: pa.Schema) -> None:
         self._schema = entry_schema(user)

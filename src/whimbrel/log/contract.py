@@ -1,39 +1,39 @@
 """The log contract: an append-only, ordered, replayable sequence of entries.
 
-Everything that must survive a crash on a record's way lies in a log: the gateway's ingress, the inbox of each
-instance, the outbox of each instance. A log knows nothing of records; an entry is an opaque blob that says how many
-records it holds. The contract asks only what an embedded file, Kafka and NATS JetStream can all honour.
+Everything that must survive a crash on a record's way is in a log: the gateway's ingress, the inbox of each
+instance, the outbox of each instance. A log does not interpret records; an entry is an opaque blob with the number of
+records in it. The contract requires only what an embedded file, Kafka and NATS JetStream can all implement.
 
-A lane of a log, seen as a ruler::
+The positions of one lane of a log::
 
         trimmed            readable              not written yet
     ├──────────────┼──────────────────────────┼───────────────────▶
     0            head                        tail
 
     position 0 is the first entry ever; `head` is the first position that can still be read;
-    `tail` is the first position that nobody has written yet. Positions are consecutive integers.
+    `tail` is the first position that is not written yet. Positions are consecutive integers.
 
-Rules every backend keeps (tests/contracts/test_log.py runs them over each one):
+Rules for every backend (tests/contracts/test_log.py checks each backend against them):
 
 1. Order: a lane's entries have one order, the same for every reader, for ever.
 2. Idempotence: each writer numbers its appends to a lane with a counter that only grows. An append whose counter is
-   not above the writer's last one is a repetition: it changes nothing. So a writer that cannot know whether its append
-   arrived repeats it. A repetition is proven: the log remembers number and checksum of each entry that it still has,
-   and of each writer's last. Other content under a number it remembers is `Diverged`. So is a number below the last
-   that it does not remember, unless the writer says that it `replays`: it starts from a snapshot and may be far behind.
-3. Atomicity: an entry is there whole or not at all, whatever dies.
+   not above the writer's last one is a repetition: it changes nothing. So a writer that does not know whether its
+   append succeeded repeats it. The log verifies repetitions: it stores counter and checksum of each entry that is not
+   trimmed, and of each writer's last. Other content under a stored counter raises `Diverged`. So does a counter below
+   the last that is not stored, unless the writer passes `replays`: it starts from a snapshot and may be far behind.
+3. Atomicity: an entry is there whole or not at all, whichever process dies.
 4. Durability: when `append` returns, the entry survives the death of every process.
-5. Lanes: `DATA` and `CONTROL` are two rulers in one log, independent in positions, counters and trimming.
-6. Trim: `trim(p)` gives up everything below p. It never moves head backwards, and never beyond the tail.
+5. Lanes: `DATA` and `CONTROL` are two sequences in one log, independent in positions, counters and trimming.
+6. Trim: `trim(p)` drops everything below p. It never moves head backwards, and never beyond the tail.
    Writers' counters survive it: trimming must not make an old append look new.
 7. Readers: `commit` stores, under a reader's name, the position in each lane below which the reader has finished: the
    effects of every entry there are durable elsewhere. So a reader commits after the effect, never before it. Positions
-   of several lanes are stored as one. A position only grows: a lower one changes nothing, unless the reader `resets`,
-   as it does at each start, because what it has finished is what its own state says. A position above the tail, or
+   of several lanes are stored atomically. A position only grows: a lower one changes nothing, unless the reader passes
+   `resets`, as it does at each start, because its own state decides what it has finished. A position above the tail, or
    below 0, is `Refused`. A position is as durable as an append through the same object; after a power failure that
-   takes the last commits it is too low, and never above the tail.
-   Trimming does not look at positions, and positions do not trim. The log cannot know which readers still count, and
-   its owner may have to keep more than its readers need: the last outbox entry, what a restoration replays.
+   loses the last commits it is too low, and never above the tail.
+   Trimming ignores positions, and positions do not trim. The log does not know which readers are still in use, and
+   its owner may have to retain more than its readers need: the last outbox entry, the entries a restoration replays.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from whimbrel.core.errors import Diverged, Refused
 
 
 class Lane(IntEnum):
-    """Which of a log's two rulers: what keys' records travel in, or what is handed over before them."""
+    """The two sequences of a log: DATA for the records of keys, CONTROL for messages, which are read before them."""
 
     DATA = 0
     CONTROL = 1
 
 
 class Entry(NamedTuple):
-    """One append, as a reader sees it."""
+    """One append, as read from a log."""
 
     position: int
     records: int
@@ -61,15 +61,15 @@ class Entry(NamedTuple):
 
 
 class Appendable(Protocol):
-    """A log as its writers see it, or the way to one."""
+    """The writer's interface of a log, or of a proxy to one."""
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
     ) -> int | None:
         """Append one entry of `count` records; return its position, or None if this counter was appended before.
 
-        If it raises `Unavailable`, the entry may still turn up: repeat the append, and take None for success.
-        `replays`: the writer may repeat appends that the log has trimmed, and cannot compare any more.
+        If it raises `Unavailable`, the entry may still be appended: repeat the append, and treat None as success.
+        `replays`: the writer may repeat appends that the log has trimmed and can no longer compare.
         """
 
 
@@ -79,36 +79,36 @@ class Log(Appendable, Protocol):
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
         """The entries with start <= position < end, in order; `end` None means up to the tail; beyond it is nothing.
 
-        Like `advance`, `within` and `backlog` it raises `Trimmed` if start lies below the head: what is gone must not
-        look as if it had never been.
+        Like `advance`, `within` and `backlog` it raises `Trimmed` if start is below the head: trimmed entries must not
+        look as if they had never been written.
         """
 
     def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
         """The furthest position such that the entries from `start` up to it hold at most `records` records.
 
-        At least one entry is taken if there is one, so that a reader never starves on a large entry.
+        It includes at least one entry if there is one, so that a reader never starves on a large entry.
         """
 
     def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
         """The furthest position such that the entries from `start` up to it have at most `size` bytes; at least one."""
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
-        """How many records lie from `start` to the tail."""
+        """The number of records from `start` to the tail."""
 
     def head(self, lane: Lane = Lane.DATA) -> int:
         """The first position that can still be read."""
 
     def tail(self, lane: Lane = Lane.DATA) -> int:
-        """The first position that nobody has written yet."""
+        """The first position that is not written yet."""
 
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
-        """The writer's last counter in this lane, -1 if it never wrote: where a restarted writer goes on."""
+        """The writer's last counter in this lane, -1 if it never wrote: a restarted writer continues after it."""
 
     def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
-        """Who has ever written to this lane, with the last counter of each."""
+        """All writers that ever wrote to this lane, with the last counter of each."""
 
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
-        """Give up the entries below `position`."""
+        """Drop the entries below `position`."""
 
     def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
         """Store that a reader has finished everything below these positions. `resets`: a position may be lower now."""
@@ -117,35 +117,35 @@ class Log(Appendable, Protocol):
         """The position that a reader has committed, None if it never did."""
 
     def readers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
-        """Who has ever committed a position in this lane, with the position of each."""
+        """All readers that ever committed a position in this lane, with the position of each."""
 
     def lag(self, reader: str, lane: Lane = Lane.DATA) -> int:
-        """How many records lie from a reader's position, or from the head if that is further, to the tail.
+        """The number of records from a reader's position, or from the head if that is higher, to the tail.
 
-        A reader that never committed has all that can be read before it.
+        For a reader that never committed, the lag is everything that can be read.
         """
 
     def close(self) -> None:
-        """Release what this object holds; the log itself stays, and using the object again opens it again."""
+        """Release the resources of this object; the log itself stays, and using the object reopens it."""
 
 
 def diverged(log: str, writer: str, counter: int, last: int, taken: str, given: str) -> Diverged:
-    """The error for a repetition that is none; both sides are named."""
+    """The error for a repeated counter with other content; it names both contents."""
     return Diverged(
         f"{log}: {writer} repeats its append {counter} (its last is {last}) with other content: "
-        f"the log took {taken}, now it is given {given}. The writer runs from an older checkpoint, with changed code, "
+        f"the log has {taken}, the writer sent {given}. The writer runs from an older checkpoint, with changed code, "
         "or with an operator that is not deterministic; nothing was appended"
     )
 
 
 def check_position(log: str, reader: str, lane: Lane, position: int, tail: int) -> None:
-    """Raise `Refused` unless a reader can have come to this position."""
+    """Raise `Refused` unless a reader can have reached this position."""
     if not 0 <= position <= tail:
         raise Refused(f"{log}: {reader} cannot have read up to position {position} of {lane.name}: it ends at {tail}")
 
 
 def fitting(sizes: Iterable[int], size: int) -> int:
-    """How many of these, in order, have this size together; at least the first."""
+    """How many of these, in order, fit into `size` together; at least the first."""
     number = 0
     for one in sizes:
         size -= one

@@ -1,8 +1,8 @@
-"""Disks: how much room there is, and how it shows that there is none.
+"""Disks: checks the free space, and recognizes errors of a full disk.
 
-Whoever writes looks ahead. Below a reserve it takes nothing in: to stand still between two batches costs nothing, to
-fail amid a commit costs a restart. A disk that fills up faster than that is found out by the errors it gives; what they
-hit is tried again, after pauses that grow, until there is room (log/backoff.py).
+A writer checks ahead. Below a reserve it pauses its intake: pausing between two batches costs nothing, failing amid a
+commit costs a restart. If a disk fills up faster than that, writes fail; the activities that fail are tried again,
+after growing pauses, until there is space (log/backoff.py).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from whimbrel.core.errors import Full
 
 RESERVE = 64 << 20
-"""Bytes that must be free, unless told otherwise."""
+"""Bytes that must be free, by default."""
 RELIEF = 1.25
-"""So many times the reserve must be free again before it goes on: a disk at its limit would make it stutter."""
+"""This multiple of the reserve must be free before intake resumes: a hysteresis, so that it does not flap."""
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNS = ("No space left on device", "Disk quota exceeded", "File too large", "database or disk is full", Full.SIGN)
-"""What errors say that have come a long way, through a JVM for instance."""
+"""Texts of such errors, for those that arrive only as text, through a JVM for instance."""
 
 
 class Disk:
-    """The folders that somebody writes to, and whether all of them have room."""
+    """The folders that `owner` writes to, and whether all of their disks have enough free space."""
 
     def __init__(self, owner: str, folders: Sequence[Path], reserve: int = RESERVE) -> None:
         self.owner, self._folders, self.reserve = owner, folders, reserve
@@ -33,7 +33,7 @@ class Disk:
 
     @property
     def full(self) -> str | None:
-        """Why nothing may be taken in, in full; None if there is room."""
+        """Why intake must pause, as a message; None if there is enough space."""
         wanted = round(self.reserve * (RELIEF if self._low else 1))
         short = [(free, folder) for folder in self._folders if (free := _free(folder)) < wanted]
         self._low = bool(short)
@@ -43,12 +43,12 @@ class Disk:
         return self.told(f"{free / (1 << 20):,.0f} MiB free at {folder}, {wanted / (1 << 20):,.0f} needed")
 
     def told(self, why: object) -> str:
-        """What a user reads."""
-        return f"the disk of {self.owner} is full ({why}): its intake stands still; make room and it goes on by itself"
+        """The message for the user."""
+        return f"the disk of {self.owner} is full ({why}): its intake is paused; free space and it resumes by itself"
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that a disk has no room."""
+    """Whether an error, or one of its causes, means that a disk is full."""
     while error is not None:
         if isinstance(error, Full) or (isinstance(error, OSError) and error.errno in NUMBERS):
             return True

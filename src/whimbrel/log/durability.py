@@ -1,8 +1,8 @@
-"""What an acknowledgement survives: the death of every process, or also a power failure.
+"""What an acknowledged write survives: the death of every process, or also a power failure.
 
-process   what was written is in the operating system's hands; after a power failure the files are sound, but may
-          lack their last moments, each a little differently: the next start notices (roles/ages.py) and refuses
-power     what was written is on the disk before anybody relies on it: logs, journals, sinks, Spark's checkpoint
+process   writes reach the operating system's cache; after a power failure the files are consistent, but may lack
+          their last writes, each file a different amount: the next start detects that (roles/ages.py) and refuses
+power     writes are on the disk before anything depends on them: logs, journals, sinks, Spark's checkpoint
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ PROCESS, POWER = "process", "power"
 
 
 def is_power(durability: str) -> bool:
-    """Whether a power failure must be survived. Raises `Refused` if that is no durability."""
+    """Whether writes must survive a power failure. Raises `Refused` for an unknown durability."""
     if durability not in (PROCESS, POWER):
         raise Refused(f"durability must be {PROCESS!r} or {POWER!r}, got {durability!r}")
     return durability == POWER
 
 
 def sync(path: Path) -> None:
-    """Have a file's content on the disk, or a folder's names."""
+    """fsync a file's content, or a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,6 +32,6 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have all files below a folder on the disk, and all names."""
+    """fsync all files below a folder, and all names."""
     for path in [*folder.rglob("*"), folder, folder.parent]:
         sync(path)

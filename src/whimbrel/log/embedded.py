@@ -1,17 +1,17 @@
 """The embedded log: one SQLite file, the default backend. No server, and several processes may open it at once.
 
-Every operation is one transaction: a writer holds the file's only write lock for the length of one append, and readers
-never wait for it (write-ahead logging). What an acknowledged append survives:
+Every operation is one transaction: a writer holds the file's only write lock for the duration of one append, and
+readers never wait for it (write-ahead logging). What an acknowledged append survives:
 
 - the death of any process, always;
 - a power failure only with `durable=True`, which waits for the disk at each append. Without it the log is still
-  sound afterwards, but may lack its last entries.
+  consistent afterwards, but may lack its last entries.
 
-Space: `trim` only moves the head; each later append sweeps a few of the lane's trimmed entries away and uses their
-pages again, so that giving up a million entries holds nobody up. The file does not shrink.
-It must lie on a local disk: SQLite's locks do not hold across network file systems.
+Space: `trim` only moves the head; each later append deletes a few of the lane's trimmed entries and reuses their
+pages, so that trimming a million entries blocks no operation. The file does not shrink.
+It must be on a local disk: SQLite's locks do not work across network file systems.
 
-Each blob has a checksum, looked at whenever it is read: SQLite finds damage to its own structures, not to contents.
+Each blob has a checksum, verified at every read: SQLite detects damage to its own structures, not to contents.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from whimbrel.log.forks import FORKS
 from whimbrel.log.private import FILE, make_folder
 
 FORMAT = 4
-APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not taken for an old log
+APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not mistaken for an old log
 
-SWEEP = 2  # trimmed entries that an append takes away: more than one, so that sweeping catches up with writing
+SWEEP = 2  # trimmed entries that an append deletes: more than one, so that deleting catches up with writing
 
-# `before` is how many records were ever written to the lane ahead of the entry. It only grows along the lane, so that
-# how far a number of records reaches is one look into an index, and no blob is touched for it.
+# `before` is the number of records ever written to the lane ahead of the entry. It only grows along the lane, so that
+# one index lookup finds how far a number of records reaches, without reading a blob.
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -62,10 +62,10 @@ COMMIT;
 
 
 class EmbeddedLog:
-    """A log in one file. `close` releases the connection; using the log again opens it again.
+    """A log in one file. `close` releases the connection; using the log again reopens it.
 
-    `create=False` is for readers: a log that is not there yet is `Unavailable`, not made.
-    `timeout` is how many seconds an operation waits for another process's append before it is `Unavailable`.
+    `create=False` is for readers: a log that does not exist yet raises `Unavailable` and is not created.
+    `timeout`: seconds that an operation waits for another process's append before it raises `Unavailable`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EmbeddedLog:
         if create:
             _create(self.path)
         with self._transaction("BEGIN"):
-            pass  # a file that is no log is found out here, not at the first append
+            pass  # a file that is not a log fails here, not at the first append
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
@@ -192,7 +192,7 @@ class EmbeddedLog:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """All or nothing, seen from one moment; SQLite's errors leave it as ours."""
+        """A transaction, with snapshot isolation; SQLite's errors are raised as Whimbrel's."""
         with FORKS, self._lock:
             try:
                 db = self._db = self._db or _connect(self.path, self._synchronous, self._timeout)
@@ -200,7 +200,7 @@ class EmbeddedLog:
                     db.execute(begin)
                     yield db
             except sqlite3.Error as error:
-                self._disconnect()  # after a failed disk, only a new connection can be trusted
+                self._disconnect()  # after a disk error, only a new connection is reliable
                 raise _translated(error, self.path) from error
 
     def _disconnect(self) -> None:
@@ -210,9 +210,9 @@ class EmbeddedLog:
 
 
 def _create(path: Path) -> None:
-    """Unless it is there, make the log beside its place and link it in whole: a log that exists is complete.
+    """Unless the log exists, create it beside its path and link it in: a log that exists is complete.
 
-    Of several processes that create it at once, one wins, and all go on with the winner's.
+    If several processes create it at once, one wins, and all use the winner's.
     """
     try:
         if path.exists():
@@ -225,7 +225,7 @@ def _create(path: Path) -> None:
             draft.chmod(FILE)  # -wal and -shm will have the same
             with suppress(FileExistsError):
                 os.link(draft, path)
-        sync(path.parent)  # or a power failure could take the whole log, whose name is not on the disk yet
+        sync(path.parent)  # otherwise a power failure could lose the log: its name is not on the disk yet
     except sqlite3.Error as error:
         raise _translated(error, path) from error
     except OSError as error:
@@ -241,11 +241,13 @@ def _connect(path: Path, synchronous: str, timeout: float) -> sqlite3.Connection
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
-            raise Corrupt(f"{path}: not a log")
+            raise Corrupt(f"{path}: not a log of Whimbrel")
         if version > FORMAT:
-            raise NewerFormat(f"{path}: format {version}, this Whimbrel knows {FORMAT}")
+            raise NewerFormat(f"{path}: format {version}, this version reads up to {FORMAT}")
         if version < FORMAT:
-            raise Corrupt(f"{path}: format {version} of an older Whimbrel, this one reads {FORMAT}; start anew")
+            raise Corrupt(
+                f"{path}: format {version} of an older version, this one reads {FORMAT}; use a new data directory"
+            )
         db.execute(f"PRAGMA synchronous = {synchronous}")
     except BaseException:
         db.close()
@@ -254,7 +256,7 @@ def _connect(path: Path, synchronous: str, timeout: float) -> sqlite3.Connection
 
 
 def _row(db: sqlite3.Connection, select: str, values: tuple[int, ...]) -> tuple[int, ...]:
-    """The one row that must be there."""
+    """The one row of a query. Raises `Corrupt` if it is missing."""
     row: tuple[int, ...] | None = db.execute(select, values).fetchone()
     if row is None:
         raise Corrupt(f"a row is missing: {select} {values}")
@@ -262,13 +264,13 @@ def _row(db: sqlite3.Connection, select: str, values: tuple[int, ...]) -> tuple[
 
 
 def _ruler(db: sqlite3.Connection, lane: Lane) -> tuple[int, int, int]:
-    """Head, tail, and how many records were ever written."""
+    """Head, tail, and the number of records ever written."""
     head, tail, records = _row(db, "SELECT head, tail, records FROM lanes WHERE lane = ?", (lane,))
     return head, tail, records
 
 
 def _readable(db: sqlite3.Connection, start: int, lane: Lane) -> tuple[int, int]:
-    """Tail, and how many records were ever written, if the lane can be read from `start` on."""
+    """Tail, and the number of records ever written. Raises `Trimmed` if `start` is below the head."""
     head, tail, records = _ruler(db, lane)
     if start < head:
         raise Trimmed(start, head)
@@ -298,7 +300,7 @@ def _committed(db: sqlite3.Connection, reader: str, lane: Lane) -> int | None:
 
 
 def _taken(db: sqlite3.Connection, writer: str, counter: int, lane: Lane, head: int) -> tuple[int, int] | None:
-    """Count and checksum of what a writer appended under this counter, if the log remembers it."""
+    """Count and checksum of what a writer appended under this counter, if they are still stored."""
     found: tuple[int, int] | None = db.execute(
         "SELECT count, checksum FROM writers WHERE lane = ?1 AND writer = ?2 AND counter = ?3"
         " UNION ALL SELECT count, checksum FROM entries"
@@ -309,7 +311,7 @@ def _taken(db: sqlite3.Connection, writer: str, counter: int, lane: Lane, head: 
 
 
 def _told(taken: tuple[int, int] | None) -> str:
-    return "an entry that it has given up" if taken is None else f"{taken[0]} records with checksum {taken[1]:08x}"
+    return "trimmed that entry" if taken is None else f"{taken[0]} records with checksum {taken[1]:08x}"
 
 
 def _translated(error: sqlite3.Error, path: Path) -> WhimbrelError:
@@ -321,7 +323,7 @@ def _translated(error: sqlite3.Error, path: Path) -> WhimbrelError:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether SQLite could not write for want of room: in the file, or in the one that its readers share."""
+    """Whether SQLite could not write because the disk is full: the database file, or the shared memory file."""
     return getattr(error, "sqlite_errorcode", None) in _FULL
 
 
@@ -339,7 +341,7 @@ _ERRORS: dict[int, type[WhimbrelError]] = {
     sqlite3.SQLITE_NOMEM: Unavailable,
     sqlite3.SQLITE_CORRUPT: Corrupt,
     sqlite3.SQLITE_NOTADB: Corrupt,
-    sqlite3.SQLITE_CONSTRAINT: Corrupt,  # a position or lane that is there twice
-    sqlite3.SQLITE_ERROR: Corrupt,  # a table that is not there
+    sqlite3.SQLITE_CONSTRAINT: Corrupt,  # a duplicate position or lane
+    sqlite3.SQLITE_ERROR: Corrupt,  # a missing table
     sqlite3.SQLITE_TOOBIG: Refused,
 }

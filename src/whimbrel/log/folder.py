@@ -15,17 +15,17 @@ class Logs:
     """A folder of logs. Safe to use from several threads."""
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
-        """`durable`: what is appended survives a power failure."""
+        """`durable`: appends survive a power failure."""
         self.folder, self.durable = folder, durable
         self._open: dict[str, EmbeddedLog] = {}
         self._lock = threading.Lock()
 
     def path(self, name: str) -> Path:
-        """Where a log lies."""
+        """The file of a log."""
         return below(self.folder, f"{name}.db")
 
     def log(self, name: str, durable: bool = False) -> EmbeddedLog:
-        """A log, made if it is not there. `durable`: whatever the others are."""
+        """A log, created unless it exists. `durable`: even if the others are not."""
         with self._lock:
             if name not in self._open:
                 self._open[name] = EmbeddedLog(self.path(name), durable=durable or self.durable)
@@ -44,14 +44,14 @@ class Logs:
         return IncrementSpool(self.log(f"increments-{instance}"), self._spooled(instance))
 
     def spools(self) -> list[EmbeddedLog]:
-        """The spools of all links that there are."""
+        """The spools of all existing links."""
         return [self.log(path.stem) for path in self.folder.glob("link-*.db")]
 
     def _spooled(self, instance: str) -> Path:
         return below(self.folder, f"increments-{instance}")
 
     def forget(self, instance: str) -> None:
-        """Let go of the logs of an instance that has left; their files stay."""
+        """Close the logs of an instance that has left; their files stay."""
         for name in _names(instance):
             with self._lock:
                 log = self._open.pop(name, None)
@@ -59,7 +59,7 @@ class Logs:
                 log.close()
 
     def remove(self, instance: str) -> None:
-        """Remove the files of an instance that has left, if it has some."""
+        """Remove the files of an instance that has left, if there are any."""
         self.forget(instance)
         for name in _names(instance):
             for file in self.folder.glob(f"{name}.db*"):
@@ -68,7 +68,7 @@ class Logs:
         shutil.rmtree(self._spooled(instance), ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all logs."""
         with self._lock:
             for log in self._open.values():
                 log.close()

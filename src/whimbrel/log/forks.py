@@ -1,15 +1,15 @@
-"""The gate between SQLite and fork(): no connection lives through a fork.
+"""The gate between SQLite and fork(): no connection stays open across a fork.
 
-A forked process that merely avoids the connections it inherited is not safe. SQLite remembers per file, in the memory
-of the process, which locks it holds; the child inherits that memory but not the locks. A connection that the child
-opens afresh then believes itself protected, and when the parent closes its own, SQLite takes the write-ahead log away
-under the child: what the child appends from then on is acknowledged and lost. So a process id compared on each call
-is not enough; whatever is open must be closed *before* the fork.
+A forked process that merely avoids the connections it inherited is not safe. SQLite records per file, in the memory
+of the process, which locks it holds; the child inherits that memory but not the locks. A new connection of the child
+then assumes locks that it does not hold, and when the parent closes its own, SQLite removes the write-ahead log that
+the child uses: what the child appends from then on is acknowledged and lost. So comparing the process id on each call
+is not enough; every connection must be closed *before* the fork.
 
-Operations pass the gate; a fork shuts it, waits until nobody is inside, closes what is open, and opens it again on both
-sides. The logs then connect again when they are next used. It works for every fork Python knows of: `os.fork`,
-`multiprocessing`, and `subprocess` with a `preexec_fn` (without one, nothing of ours runs before exec).
-A signal handler must not fork: inside an operation of its own thread it would wait for itself.
+Operations enter the gate; a fork shuts it, waits until no operation is inside, closes all connections, and reopens it
+on both sides. The logs reconnect when they are next used. It works for every fork Python knows of: `os.fork`,
+`multiprocessing`, and `subprocess` with a `preexec_fn` (without one, no code of Whimbrel runs before exec).
+A signal handler must not fork: inside an operation of its own thread it would deadlock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from weakref import WeakSet
 
 class Closable(Protocol):
     def close(self) -> None:
-        """Close what is open; using the object again opens it again."""
+        """Close the connection; using the object again reopens it."""
 
 
 class ForkGate:
     """`with gate:` around each operation on a connection. Operations of many threads may be inside at once."""
 
     def __init__(self) -> None:
-        # Reentrant, because the thread that forks holds the door while it closes what is open.
+        # Reentrant, because the thread that forks holds the lock while it closes the connections.
         self._door = threading.RLock()
         self._calm = threading.Condition()
         self._inside = 0
@@ -38,7 +38,7 @@ class ForkGate:
         self._registered = False
 
     def watch(self, closable: Closable) -> None:
-        """Close it before each fork, for as long as it lives."""
+        """Close `closable` before each fork, for as long as the object lives."""
         with self._door:
             self._watched.add(closable)
             if not self._registered:
@@ -56,7 +56,7 @@ class ForkGate:
                 self._calm.notify_all()
 
     def _shut(self) -> None:
-        # The door first: newcomers wait outside, so the fork waits for at most one operation of each thread.
+        # Take the lock first: new operations wait for it, so the fork waits for at most one operation of each thread.
         self._door.acquire()
         with self._calm:
             self._calm.wait_for(lambda: not self._inside)
@@ -68,4 +68,4 @@ class ForkGate:
 
 
 FORKS = ForkGate()
-"""One for the process, as forks are."""
+"""One per process, because a fork concerns the whole process."""

@@ -1,4 +1,4 @@
-"""Errors that a component keeps for its status are logged when it first keeps them."""
+"""Logs the errors that a component stores for its status, when it first stores them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ E = TypeVar("E", bound=BaseException)
 
 
 def kept(logger: logging.Logger, what: str, error: E, before: BaseException | None = None) -> E:
-    """Log an error with its traceback, and return it to be kept.
+    """Log an error with its traceback, and return it to be stored.
 
-    `before`: what is kept so far. The same error again is no news: a watch that fails does so several times a second.
+    `before`: the error stored so far. The same error is not logged again: a failing watch fails several times a second.
     """
     if before is None or (type(before), str(before)) != (type(error), str(error)):
         logger.error("%s: %s: %s", what, type(error).__name__, error, exc_info=error)

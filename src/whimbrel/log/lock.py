@@ -1,8 +1,8 @@
-"""Locks on a data directory, held for as long as the file is open: death lets go of them.
+"""Locks on a data directory, held for as long as the file is open: the kernel releases them when the process dies.
 
 <data>/lock             `wb.run` alone, or all roles together
 <data>/<role>.lock      one process of each role
-<data>/tokens.lock      whoever changes the tokens, for that moment
+<data>/tokens.lock      a command that changes the tokens, while it does
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from whimbrel.log.private import claim, opener
 
 
 def lock_all(data: Path) -> IO[str]:
-    """The directory is ours alone: two runs in one directory would ruin it."""
+    """Lock the directory exclusively: two runs in one directory would corrupt it."""
     return _locked(data / "lock", fcntl.LOCK_EX, f"another run uses {data}; stop it, or choose another directory")
 
 
 def lock_role(data: Path, role: str) -> ExitStack:
-    """The role is ours alone, in a directory that others share with us."""
+    """Lock one role exclusively, in a directory that other roles share."""
     held = ExitStack()
     with ExitStack() as stack:
         stack.enter_context(
@@ -35,15 +35,15 @@ def lock_role(data: Path, role: str) -> ExitStack:
 
 
 def lock_tokens(data: Path) -> IO[str]:
-    """Nobody else changes the users' tokens."""
+    """Lock the users' tokens against changes by other commands."""
     return _locked(
-        data / "tokens.lock", fcntl.LOCK_EX, f"another command changes the tokens of {data}; repeat this one"
+        data / "tokens.lock", fcntl.LOCK_EX, f"another command is changing the tokens of {data}; run this one again"
     )
 
 
 def _locked(path: Path, kind: int, told: str) -> IO[str]:
     claim(path.parent)
-    file = open(path, "a", opener=opener)  # noqa: SIM115 - held for as long as it is open
+    file = open(path, "a", opener=opener)  # noqa: SIM115 - the lock is held while it is open
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

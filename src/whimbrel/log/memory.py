@@ -1,7 +1,7 @@
 """A log in memory: the backend of the simulator and of fast tests.
 
-It keeps every rule of the contract except durability: it lives as long as the object does. The simulator lets a party
-die by forgetting the party and keeping its log.
+It implements every rule of the contract except durability: it lives as long as the object does. To crash a component,
+the simulator drops the component and keeps its log.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class MemoryLog:
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
         ruler = self._rulers[lane]
-        if start >= ruler.tail:  # most often there is nothing new; the tail never goes back
+        if start >= ruler.tail:  # the usual case, without the lock: the tail never decreases
             return []
         with self._lock:
             first = ruler.index(start)
-            # An end below the head must give an empty slice, not count from the list's far end.
+            # An end below the head must give an empty slice; a negative index would count from the list's end.
             return ruler.entries[first : None if end is None else max(end - ruler.head, 0)]
 
     def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
@@ -93,7 +93,7 @@ class MemoryLog:
             if gone > 0:
                 ruler.head += gone
                 for writer, counter in ruler.writers[:gone]:
-                    if counter != ruler.counters[writer]:  # a writer's last append is remembered for ever
+                    if counter != ruler.counters[writer]:  # a writer's last append is stored for ever
                         del ruler.taken[writer, counter]
                 del ruler.entries[:gone], ruler.totals[:gone], ruler.writers[:gone]
 
@@ -122,18 +122,18 @@ class MemoryLog:
 
 
 class _Ruler:
-    """One lane: what is readable, and what the contract needs to know of what is not."""
+    """One lane: its readable entries, and what the contract needs of the trimmed ones."""
 
     __slots__ = ("counters", "entries", "head", "readers", "tail", "taken", "totals", "writers")
 
     def __init__(self) -> None:
         self.head = self.tail = 0
         self.entries: list[Entry] = []
-        # totals[i] is how many records were ever written before entries[i]; the one item more is for the tail.
+        # totals[i] is the number of records ever written before entries[i]; the one extra item is for the tail.
         self.totals = [0]
         self.counters: dict[str, int] = {}
         self.readers: dict[str, int] = {}
-        # By writer and counter, what each entry that is still there holds, and each writer's last one.
+        # By writer and counter: each entry that is not trimmed, and each writer's last one.
         self.taken: dict[tuple[str, int], Entry] = {}
         self.writers: list[tuple[str, int]] = []
 
@@ -144,4 +144,4 @@ class _Ruler:
 
 
 def _told(entry: Entry | None) -> str:
-    return "an entry that it has given up" if entry is None else f"{entry.records} records, {str(entry.blob)[:200]}"
+    return "trimmed that entry" if entry is None else f"{entry.records} records, {str(entry.blob)[:200]}"

@@ -1,8 +1,8 @@
-"""Files and folders that are for their owner alone, and paths that stay where they belong.
+"""Files and folders that only their owner can access, and paths that cannot leave their folder.
 
 A data directory holds records, states and secrets. Its folders have mode 0700, its files 0600, whatever the umask of
-the process is: `wb.run` runs in a user's process, whose umask is not ours to change. What others make below it (Spark's
-checkpoints, SQLite's -wal and -shm) is out of reach because the directory is; SQLite gives its files the mode of the
+the process is: `wb.run` runs in a user's process, and must not change its umask. Files that Spark and SQLite create
+below it (checkpoints, -wal, -shm) are inaccessible because the directory is; SQLite gives its files the mode of the
 database.
 """
 
@@ -17,31 +17,31 @@ from whimbrel.core.errors import Refused
 
 FOLDER, FILE = 0o700, 0o600
 OTHERS = 0o077
-"""What nobody but the owner may: the umask of processes that are all ours."""
+"""The permissions of group and others: the umask of Whimbrel's own processes."""
 OURS = ("journal.db", "lock", "logs", "sites", "token", "url", "orchestrator", "credentials", "gateway.", "site-", ".")
-"""How the names begin of all that lies in a data directory."""
+"""Prefixes of all names that Whimbrel creates in a data directory."""
 
 
 def below(folder: Path, *names: str) -> Path:
-    """The path below a folder, one step for each name. Raises `Refused` if a name is more, or leads elsewhere."""
+    """The path below a folder, one component per name. Raises `Refused` for a name with several, or that leads out."""
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise Refused(f"{name!r} is no name of a file in {folder}")
+            raise Refused(f"{name!r} is not a file name in {folder}: it must be one path component, not '.' or '..'")
     return folder.joinpath(*names)
 
 
 def make_folder(path: Path) -> Path:
-    """A folder for its owner alone, made if it is not there. What it lies in is made as usual."""
+    """Create a folder with mode 0700 unless it exists. Its parents get the usual mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=FOLDER, exist_ok=True)
     return path
 
 
 def claim(data: Path) -> Path:
-    """A data directory, made if it is not there, for its owner alone.
+    """Create a data directory with mode 0700 unless it exists.
 
-    One that is there and lets others in is tightened if nothing lies in it but what Whimbrel makes. One with other
-    files in it was made for more than this: it is left as it is, and a warning says so.
+    If it exists and others can access it, its mode becomes 0700 if it holds only files that Whimbrel makes. If it holds
+    other files it has other uses as well: its mode stays, and a warning is issued.
     """
     make_folder(data)
     found = data.stat()
@@ -50,7 +50,7 @@ def claim(data: Path) -> Path:
             data.chmod(FOLDER)
         else:
             warnings.warn(
-                f"others may look into {data}, which holds other files as well; "
+                f"other users can access {data}, which holds files that are not Whimbrel's; "
                 "give Whimbrel a directory of its own, or chmod 700 it",
                 stacklevel=2,
             )
@@ -58,17 +58,17 @@ def claim(data: Path) -> Path:
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: a file that is made is for its owner alone."""
+    """For `open`: new files get mode 0600."""
     return os.open(path, flags, FILE)
 
 
 def make_file(path: Path) -> None:
-    """An empty file for its owner alone, unless there is one."""
+    """Create an empty file with mode 0600 unless it exists."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Give a file this text, as a whole: whoever reads it finds the old one or the new one."""
+    """Replace a file's text atomically: a reader sees the old text or the new one."""
     number, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
     try:
         with open(number, "w", encoding="utf-8") as file:

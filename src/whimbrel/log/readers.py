@@ -1,24 +1,24 @@
-"""How far the reader of an inbox has come: what back-pressure and "is it drained" ask (log/contract.py, rule 7)."""
+"""The position of an inbox's reader, for back-pressure and the "drained" check (log/contract.py, rule 7)."""
 
 from __future__ import annotations
 
 from whimbrel.log.contract import Lane, Log
 
 Offset = dict[str, int]
-"""A position in each lane of an inbox, by the names that stand in Spark's checkpoint."""
+"""A position in each lane of an inbox, by the lane names in Spark's checkpoint."""
 LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
 
 INSTANCE = "instance"
-"""The one reader of an inbox. Its position says up to where everything is applied, and what came of it is written. The
-name is the same in every life of the instance, at whichever site: each start resets the position (spark/query.py)."""
+"""The one reader of an inbox. Below its position everything is applied, and the output of it is written. The name is
+the same in every incarnation of the instance, at any site: each start resets the position (spark/query.py)."""
 
 
 def is_drained(inbox: Log) -> bool:
-    """Whether everything that lies in an inbox now has been applied, and what came of it is written."""
-    # The position first: entries that come between the two looks count as not applied.
+    """Whether every entry of an inbox has been applied, and its output is written."""
+    # Read the position first: entries appended between the two reads count as not applied.
     return all(inbox.committed(INSTANCE, lane) == inbox.tail(lane) for lane in Lane)
 
 
 def positions(offset: Offset) -> dict[Lane, int]:
-    """An offset as the log knows it."""
+    """An offset as positions by lane of the log."""
     return {lane: offset[name] for name, lane in LANES.items()}

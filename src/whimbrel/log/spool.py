@@ -1,13 +1,13 @@
-"""The spool of an instance's increments: what its parts have sent to the central store, until it is there.
+"""The spool of an instance's increments: buffers what its parts send to the central store until it is uploaded.
 
-    DATA lane       messages, one entry a batch, written by the instance's sink; large ones lie in a file each
-    CONTROL lane    which increments count, written by whoever hears it from the gate
+    DATA lane       messages, one entry per batch, written by the instance's sink; large ones are in a file each
+    CONTROL lane    confirmations of increments, written by the site that receives them from the gate
 
-The instance's site writes, the gateway carries it to the store (uploader.py): neither ever waits for the other.
-What counts stands behind what was sent: an instance messages before it speaks.
+The instance's site writes, the gateway uploads to the store (uploader.py): neither ever waits for the other. An
+increment's messages precede its confirmation: an instance appends its messages before its outbox entry.
 
-A file is there, and on the disk, before the entry that names it. It has the entry's writer and counter for a name, so
-that a batch that is repeated writes the same one, and that it is known of any file whether it is still to be named.
+A file is fsynced before the entry that names it is appended. Its name is the entry's writer and counter, so that a
+replayed batch writes the same file, and that for each file it is known whether its entry is still to be appended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from whimbrel.log.durability import sync
 from whimbrel.log.private import make_folder, opener
 
 LARGE = 256 << 10
-"""Messages of this size lie in a file: a database would write them twice."""
+"""Bytes from which on messages go to a file: a database would write them twice."""
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
-    """What a data entry says: messages as `wire.pack` makes them, or in which file they are, with its checksum."""
+    """The content of a data entry: messages as `wire.pack` encodes them, or their file with its checksum."""
 
     messages: bytes
     file: str = ""
@@ -42,33 +42,33 @@ class Spooled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """An increment counts, since then."""
+    """An increment is confirmed, since `at_us`."""
 
     saved: Checkpointed
     at_us: int
 
 
 class IncrementSpool:
-    """One instance's spool. `folder` is for what is large; without one nothing is."""
+    """One instance's spool. `folder` is for large messages; without one they go to the log as well."""
 
     def __init__(self, log: Log, folder: Path | None = None) -> None:
         self._log, self._folder = log, folder
 
-    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
     ) -> int | None:
-        """Take messages over. An entry counts as many as it has bytes: how far behind a spool is, is told in bytes."""
+        """Append messages. An entry's count is its size in bytes, so that the lag of a spool is in bytes."""
         spooled = Spooled(blob)
         if self._folder is not None and len(blob) >= LARGE:
             spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
-            if counter > self._log.counter(writer):  # or its file may be gone, and must not be there again
+            if counter > self._log.counter(writer):  # otherwise its file may be removed, and must not return
                 _write(self._folder / spooled.file, blob)
         return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter)
 
     def confirm(self, saved: Checkpointed, at_us: int) -> None:
-        """An increment counts. It may be heard more than once."""
+        """Append that an increment is confirmed. Idempotent: a confirmation may arrive more than once."""
         writer = f"{saved.src}/{saved.part}"
         if saved.number > self._log.counter(writer, Lane.CONTROL):
             blob = wire.pack(Confirmed(saved, at_us))
@@ -76,36 +76,36 @@ class IncrementSpool:
 
     @property
     def log(self) -> Log:
-        """What it lies in."""
+        """The underlying log."""
         return self._log
 
-    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def head(self, lane: Lane = Lane.DATA) -> int:
         """The first position that can still be read."""
         return self._log.head(lane)
 
     def messages(self, position: int) -> list[Content] | None:
-        """What a batch has sent; None: there is nothing yet."""
+        """The messages at a position; None: there is no entry yet."""
         for entry in self._log.read(position, position + 1):
             spooled = wire.unpack(entry.blob, Spooled)
             return self._read(spooled.file) if spooled.file else wire.unpack(spooled.messages, list[Content])
         return None
 
     def confirmed(self, start: int) -> list[Confirmed]:
-        """Which increments count, from a position on."""
+        """The confirmations from a position on."""
         return [wire.unpack(entry.blob, Confirmed) for entry in self._log.read(start, lane=Lane.CONTROL)]
 
     @property
     def under_way(self) -> int:
-        """Bytes that have been taken over and not been given up."""
+        """Bytes that have been appended and not been trimmed."""
         while True:
-            with suppress(Trimmed):  # in this very moment: look again
+            with suppress(Trimmed):  # trimmed between the two calls: try again
                 return self._log.backlog(self._log.head())
 
     def trim(self, position: int, heard: int) -> None:
-        """Give up messages below one position, and what is said of increments below another."""
-        # In this order: what counts must find its increment, as long as it is there.
+        """Drop messages below `position`, and confirmations below `heard`."""
+        # In this order: the increment of a confirmation must exist as long as the confirmation does.
         self._log.trim(heard, Lane.CONTROL)
         self._log.trim(position)
         self._sweep()
@@ -118,13 +118,13 @@ class IncrementSpool:
         try:
             return wire.unpack(path.read_bytes(), list[Content])
         except (OSError, Corrupt) as error:
-            raise Corrupt(f"{path}: increments under way are missing or damaged: {error}") from error
+            raise Corrupt(f"{path}: increments that are not uploaded yet are missing or damaged: {error}") from error
 
     def _sweep(self) -> None:
-        """Remove the files of entries that have been given up: not of those that are there, or still to come."""
+        """Remove the files of trimmed entries: not of existing ones, nor of those still to be appended."""
         if self._folder is None or not self._folder.is_dir():
             return
-        old = [path for path in self._folder.iterdir() if self._is_named(path.name)]  # now or before: then look where
+        old = [path for path in self._folder.iterdir() if self._is_named(path.name)]  # by an entry, maybe trimmed
         named = {wire.unpack(entry.blob, Spooled).file for entry in self._log.read(self._log.head())} if old else ()
         for path in old:
             if path.name not in named:

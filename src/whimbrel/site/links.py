@@ -1,12 +1,12 @@
-"""The links between sites: which way messages go, what they cost, and which links are cut.
+"""The links between sites: the path of messages, their delay and bytes, and cut links.
 
     same site, or an ideal link     directly into the inbox
     any other link, or a cut one    through the spool of a forwarder, one for each direction
 
-Messages of one instance to another never overtake each other: as long as some are in a spool, those behind them go
-through the same spool, though one of the two may run at another site by now, or the link be mended. Where each site is
-a process, that spool's forwarder may run in another one; it finds what is appended here.
-The gateway has no site: what it writes takes no link.
+Messages of one instance to another stay in order: as long as some are in a spool, later ones go through the same spool,
+even if one of the two runs at another site by now, or the link is mended. If each site is a process, that spool's
+forwarder may run in another one; it reads what is appended here.
+The gateway has no site: its appends use no link.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from whimbrel.site.status import LinkStatus
 Pair = tuple[str, str]
 """From one site to another."""
 Given = Mapping[Pair, Link | str] | Link | str
-"""How a user says what the links are: one for all, or by pairs of sites."""
+"""The links as a user specifies them: one for all, or by pairs of sites."""
 
 
 def links_of(sites: Sequence[str], given: Given) -> dict[Pair, Link]:
-    """The link of each two sites, in both directions; ideal where none is given. Raises if that makes no sense."""
+    """The link of each two sites, in both directions; ideal where none is given. Raises `Refused` if invalid."""
     pairs = list(permutations(sites, 2))
     if len({_name(pair) for pair in pairs}) < len(pairs):
-        raise Refused(f"the sites {', '.join(sites)} have names that cannot be told apart when joined by a dash")
+        raise Refused(
+            f"the sites {', '.join(sites)} have names that become ambiguous when joined by a dash; rename one"
+        )
     if isinstance(given, (Link, str)):
         return dict.fromkeys(pairs, _link(given))
     links: dict[Pair, Link] = {}
     for pair, link in given.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise Refused(f"a link lies between two sites: give pairs like ('cloud', 'edge-1'), not {pair!r}")
+            raise Refused(f"a link is between two sites: give pairs like ('cloud', 'edge-1'), not {pair!r}")
         check_pair(sites, *pair)
         if pair in links:
             raise Refused(f"the link between {pair[0]} and {pair[1]} is given twice; it is the same in both directions")
@@ -59,12 +61,12 @@ def _link(given: Link | str) -> Link:
 
 
 def check_pair(sites: Sequence[str], one: str, other: str) -> None:
-    """Raise if no link can lie there."""
+    """Raise unless these are two different known sites."""
     for site in (one, other):
         if site not in sites:
             raise UnknownName("site", site, list(sites))
     if one == other:
-        raise Refused(f"a link lies between two sites, not between {one} and itself")
+        raise Refused(f"a link is between two sites, not between {one} and itself")
 
 
 class Links:
@@ -80,7 +82,7 @@ class Links:
         here: Collection[str] | None = None,
         durable: bool = False,
     ) -> None:
-        """`durable`: what lies in a spool survives a power failure."""
+        """`durable`: the spools survive a power failure."""
         self._durable = durable
         self._sites, self._links, self._folder = sites, links_of(sites, given), folder
         self._here = sites if here is None else here
@@ -88,7 +90,7 @@ class Links:
         self._forwarders: dict[Pair, Forwarder] = {}
         self._direct: Counter[Pair] = Counter()
         self._last: dict[Pair, tuple[LinkSpool, float]] = {}
-        """By source and destination instance: the spool their messages went to last, and where in it they end."""
+        """By source and destination instance: the spool of their last messages, and the position after them."""
         self._lock = threading.Lock()
         self._running = False
         for pair, link in self._links.items():
@@ -96,40 +98,40 @@ class Links:
                 self._forwarder(pair)
 
     def start(self) -> None:
-        """Begin to deliver, first of all what an earlier run left."""
+        """Start delivering, first the messages that an earlier run left in the spools."""
         self._running = True
         for forwarder in self._forwarders.values():
             forwarder.start()
 
     def stop(self) -> None:
-        """Stop; what is under way goes on at the next start."""
+        """Stop; messages in transit are delivered after the next start."""
         for forwarder in self._forwarders.values():
             forwarder.stop()
 
     def link(self, origin: str, target: str) -> Link:
-        """The link between two places, which may be the same."""
+        """The link between two sites, which may be the same."""
         return self._links.get((origin, target), Link())
 
-    # ── The way of messages ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── Paths of messages ───────────────────────────────────────────────────────────────────────────────────────────
 
     def inbox(self, source: str, destination: str) -> LinkedInbox:
-        """The control lane of an instance's inbox, as another instance writes to it."""
+        """The control lane of an instance's inbox, for writes of another instance."""
         return LinkedInbox(self, source, destination)
 
     def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
-        """Append messages of an instance to another one's inbox, now or when the link has let them through."""
+        """Append messages of an instance to another one's inbox, at once or through the link's spool."""
         pair = (self._site_of(source), self._site_of(destination))
         way = self._way(source, destination, pair)
         if way is None:
             inbox = self._inbox_of(destination)
             if self._spool(pair).exists() and inbox.counter(writer, Lane.CONTROL) >= number(counter):
-                return None  # it came through the spool, maybe in pieces, with which the whole cannot be compared
+                return None  # it came through the spool, maybe in pieces: not comparable with the whole
             at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
             if at is not None and pair[0] != pair[1]:
                 with self._lock:
                     self._direct[pair] += size_of(messages(blob))
             return at
-        # An append that raises may have happened all the same.
+        # An append that raises may have succeeded nevertheless.
         self._last[source, destination] = way, math.inf
         at = way.append(Sending(source, destination, writer, counter, blob))
         self._last[source, destination] = way, way.tail()
@@ -143,7 +145,7 @@ class Links:
         return forwarder if forwarder and (forwarder.is_cut or not forwarder.link.is_ideal) else None
 
     def look(self, instance: str) -> None:
-        """An instance comes here: find what it has under way on links that begin elsewhere."""
+        """An instance starts here: find its messages in transit on links that begin elsewhere."""
         for pair in self._links:
             if pair[0] not in self._here and self._spool(pair).exists():
                 self._note(LinkSpool(EmbeddedLog(self._spool(pair), durable=self._durable)), instance)
@@ -170,16 +172,16 @@ class Links:
     # ── Cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cut(self, one: str, other: str, *, is_cut: bool = True) -> None:
-        """Let nothing through between two sites, in either direction, until the link is mended (`is_cut=False`)."""
+        """Cut the link between two sites, in both directions, until it is mended (`is_cut=False`)."""
         check_pair(self._sites, one, other)
         for pair in ((one, other), (other, one)):
             if pair[0] in self._here and (is_cut or pair in self._forwarders):
                 self._forwarder(pair).cut(is_cut)
 
     def carry(self, origin: str, target: str, size: int) -> float:
-        """How many seconds a checkpoint of so many bytes takes between two sites; it is counted as sent.
+        """The seconds that a checkpoint of `size` bytes takes between two sites; it is counted as sent.
 
-        What lies on one disk is copied at once, so that all that is left is the time it takes elsewhere.
+        The caller copies it on one disk at once, and waits for the time that a real link would take.
         """
         if origin == target:
             return 0.0
@@ -190,24 +192,24 @@ class Links:
         return self.link(origin, target).send(size, 0, Line(), Random(size)).arrives_us / 1_000_000
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Whether nothing gets through between two places."""
+        """Whether the link between two sites is cut."""
         forwarder = self._forwarders.get((one, other))
         return forwarder is not None and forwarder.is_cut
 
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Monitoring ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_idle(self, origin: str | None = None) -> bool:
-        """Whether nothing is under way, on all links or on those that begin at a site."""
+        """Whether no message is in transit, on all links or on those that begin at a site."""
         forwarders = list(self._forwarders.items())
         return all(forwarder.is_idle for pair, forwarder in forwarders if origin in (None, pair[0]))
 
     @property
     def error(self) -> Exception | None:
-        """Why a link has stopped working for good."""
+        """The error that has stopped a link permanently."""
         return next((one.error for one in list(self._forwarders.values()) if one.error), None)
 
     def status(self, origin: str | None = None) -> dict[str, LinkStatus]:
-        """How the links are: each direction that has carried something or has a link; or only those from a site."""
+        """The status of each direction that has sent something or has a forwarder; or only of those from a site."""
         found = {}
         for pair, link in self._links.items():
             forwarder, direct = self._forwarders.get(pair), self._direct[pair]
@@ -222,8 +224,8 @@ class Links:
 
 
 class LinkedInbox:
-    """An inbox at the far end of a link, if there is one between: for messages, so its only lane is the control
-    lane."""
+    """An inbox at the far end of a link, if there is one between: for messages, so only its control lane can be
+    written."""
 
     def __init__(self, links: Links, source: str, destination: str) -> None:
         self._links, self._source, self._destination = links, source, destination

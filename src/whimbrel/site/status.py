@@ -1,4 +1,4 @@
-"""How a site is, as data: what it says of itself in each beat."""
+"""The status of a site, as data: its heartbeat carries it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import msgspec
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """How an instance is."""
+    """The status of an instance."""
 
     running: bool
     batch_ms: float
-    """The median of its recent micro-batches."""
+    """The median duration of its recent micro-batches."""
     trigger_ms: float
-    """How long from the start of one to that of the next, at least."""
+    """The minimum time between the starts of two micro-batches."""
     backlog: int
-    """Records that wait in its inbox."""
+    """Records waiting in its inbox."""
     max_records: int
-    """How many of them one micro-batch takes."""
+    """The maximum number of records per micro-batch."""
     error: str | None = None
 
     @property
     def period_ms(self) -> float:
-        """How long from one micro-batch to the next, about: as long as one takes, or as the trigger says."""
+        """The approximate time from one micro-batch to the next: its duration, or the trigger interval if longer."""
         return max(self.batch_ms, self.trigger_ms)
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """How one direction of a link is."""
+    """The status of one direction of a link."""
 
     link: str
     cut: bool
@@ -35,18 +35,18 @@ class LinkStatus(msgspec.Struct, frozen=True):
 
 
 class SiteStatus(msgspec.Struct, frozen=True):
-    """How a site is: its instances, and the links that begin there."""
+    """The status of a site: its instances, and the links that begin there."""
 
     instances: dict[str, InstanceStatus] = {}
     links: dict[str, LinkStatus] = {}
     """By direction, as `cloud->edge-1`."""
     failed: dict[str, str] = {}
-    """Instances that keep dying, or that must not be started again, with the reason."""
+    """Instances that crash repeatedly, or that must not be started again, with the reason."""
     stale: list[str] = []
-    """Of those, the ones whose checkpoint and logs do not fit: their state is not here."""
+    """Of those, the ones whose checkpoint and logs do not match: their state is not here."""
     error: str | None = None
     disk: str | None = None
-    """Why it takes nothing in: its disk is full."""
+    """Why its intake is paused: its disk is full."""
 
 
 def told(error: BaseException | None) -> str | None:

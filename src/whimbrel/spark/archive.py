@@ -1,10 +1,10 @@
-"""Spark's classes, loaded and checked once for all later starts: an archive that the JVM maps (class data sharing).
+"""Spark's classes, loaded and verified once for all later starts: an archive that the JVM maps (class data sharing).
 
-A JVM that runs a query loads ten thousand classes: half of the time until a site serves. `whimbrel warm` makes the
-archive (deploy/warm.py), and from then on `session` gives it to each JVM.
+A JVM that runs a query loads ten thousand classes: half of the start-up time of a site. `whimbrel warm` creates the
+archive (deploy/warm.py), and from then on `session` passes it to each JVM.
 
-An archive fits one Java and one Spark, so both are in its name. So is its size, since a JVM that is given a file cut
-short dies of it. Whether the jars are those it was made of is checked by the JVM, which does without it otherwise.
+An archive is valid for one Java and one Spark, so both are in its name. So is its size, because a truncated file
+crashes the JVM. The JVM checks that the jars are those of the archive, and ignores the archive otherwise.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from whimbrel.spark.java import find_java
 
 SILENT = "-Xlog:cds*=off -Xlog:class+path=off"
-"""A JVM that cannot use its archive does without, and need not say so."""
+"""A JVM that cannot use its archive ignores it; these options suppress the warning."""
 
 
 def archives() -> Path:
-    """The folder they are in: beside the jars that they were made of, in this Python's environment."""
+    """The folder of the archives: in this Python's environment, like the jars that they were made of."""
     return Path(sys.prefix) / "share" / "whimbrel"
 
 
@@ -31,29 +31,29 @@ def archive(java: str) -> Path | None:
     """The archive for the Java with this home, if there is one."""
     for path in archives().glob(f"{_name(java)}-*.jsa"):
         found = path.stat()
-        is_ours = found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022  # what is in it is run
+        is_ours = found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022  # the JVM runs its content
         if is_ours and found.st_size and path.stem.rpartition("-")[2] == str(found.st_size):
             return path
     return None
 
 
 def is_wanted() -> bool:
-    """Whether there is none, and nothing has shown that there can be none."""
+    """Whether there is no archive, and no empty file that marks that this Java cannot make one."""
     java = find_java()
     return java is not None and not any(archives().glob(f"{_name(java)}-*.jsa"))
 
 
 def jvm_options(java: str) -> str:
-    """What makes a JVM use it."""
+    """The options that make a JVM use the archive."""
     path = archive(java)
     return f"-XX:SharedArchiveFile={path} {SILENT}" if path is not None and " " not in str(path) else ""
 
 
 def keep(java: str, made: Path | None) -> Path:
-    """Keep an archive in place of those before it; an empty one if this Java makes none, so that nobody tries again."""
+    """Store an archive in place of earlier ones; an empty one if this Java makes none, so that no start tries again."""
     folder, name = archives(), _name(java)
     for old in folder.glob(f"{name}-*.jsa"):
-        old.unlink(missing_ok=True)  # a JVM that has it mapped keeps it
+        old.unlink(missing_ok=True)  # a JVM that has mapped it can still use it
     if made is None:
         path = folder / f"{name}-0.jsa"
         path.touch()
@@ -65,7 +65,7 @@ def keep(java: str, made: Path | None) -> Path:
 
 
 def _name(java: str) -> str:
-    """Of the archives for a Java, without their size. Found without loading pyspark."""
+    """The name of the archives for a Java, without their size. Computed without importing pyspark."""
     spec, release = find_spec("pyspark"), Path(java, "release")
     assert spec is not None
     spark = version("pyspark")

@@ -1,13 +1,13 @@
-"""Bundles: how a batch's records cross Spark, from the source to the processor of their group.
+"""Bundles: the format of a batch's records inside Spark, from the source to the processor of their group.
 
-Spark moves rows one by one: through the shuffle, into Python, one object a value. A bundle is *one* row that holds all
-records of one group as an Arrow blob, so that nothing is paid per record between the log and the operator. The
-records' order survives, too, which a shuffle of rows would not keep.
+Spark moves rows one by one: through the shuffle, into Python, one object per value. A bundle is *one* row that holds
+all records of one group as an Arrow blob, so that Spark has no cost per record between the log and the operator. It
+also preserves the order of the records, which a shuffle of rows would not.
 
     inbox entries ──▶ table ──▶ bundle(table) ──▶ shuffle by group ──▶ unbundle ──▶ core Records
                         └─▶ the user's prepare, row by row ─▶┘
 
-A bundle of a group also holds the records that concern every group: markers and ticks. A large one is left nearby, and
+A bundle of a group also holds the records for every group: markers and ticks. A large one goes to a file nearby, and
 its row has the file's name.
 """
 
@@ -35,7 +35,7 @@ DDL = "_group int, _order bigint, _bundle binary, _file string"
 
 
 def bundle(table: pa.Table, groups: int, order: int, nearby: Nearby = NOWHERE) -> pa.RecordBatch:
-    """One row a group that has records in the table. `order` tells bundles of one group apart: lower comes first."""
+    """One row per group that has records in the table. `order` sorts bundles of one group: lower comes first."""
     ids = group_ids(groups)
     bins = table.column("_bin").to_numpy()
     cuts: list[tuple[int, pa.Table]] = []
@@ -60,14 +60,14 @@ def bundle(table: pa.Table, groups: int, order: int, nearby: Nearby = NOWHERE) -
 
 
 def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type[msgspec.Struct]]:
-    """The records of some bundles of one group, in the order in which they are applied, and the type of their events.
+    """The records of all bundles of one group, in the order in which they are applied, and the type of their events.
 
-    Takes pairs of `order` and blob as they come out of a shuffle: in no order.
+    Takes pairs of `order` and blob, in any order, as a shuffle returns them.
     """
     tables = [_read(blob) for _, blob in sorted(bundles)]
     table = tables[0]
     if len(tables) > 1:
-        # The sort is stable: rows that `prepare` made of one record share its place and stay as they came.
+        # The sort is stable: rows that `prepare` made of one record share its place and keep their order.
         table = pa.concat_tables(tables)
         table = table.take(pc.sort_indices(table, [(field.name, "ascending") for field in PLACE]))
     return _records(table.combine_chunks())
@@ -108,5 +108,5 @@ def _records(table: pa.Table) -> tuple[list[Record], type[msgspec.Struct]]:
         bodies = [event if kind == Kind.DATA else message for kind, event, message in triples]
     meta = [values(own[name]) for name in META_NAMES[1:-1]]
     rows = zip(values(own["_offset"]), kinds, *meta, bodies, strict=True)
-    # What `Record._make` does, without a Python call a record.
+    # What `Record._make` does, without a Python call per record.
     return list(map(partial(tuple.__new__, Record), rows)), event_type

@@ -1,15 +1,15 @@
-"""Spark's checkpoint of an instance, as far as it can be read without Spark, and whether it fits its logs.
+"""Spark's checkpoint of an instance: reads it without Spark, and checks that it matches its logs.
 
-    <checkpoint>/metadata          the query's id, made at its first start; it travels with a copy
-    <checkpoint>/offsets/<batch>   where a batch ends in its inbox; written when the batch is planned
+    <checkpoint>/metadata          the query's id, created at its first start; a copy has the same id
+    <checkpoint>/offsets/<batch>   the end of a batch in its inbox; written when the batch is planned
     <checkpoint>/commits/<batch>   the batch is done
-    <checkpoint>/state/<operator>/_metadata/v2/<batch>    where the files are that describe the state's columns
-    <checkpoint>/state/<operator>/<part>/<n>.zip          the state before batch n, as a whole
-    <checkpoint>/state/<operator>/<part>/<n>.changelog    what batch n - 1 has changed
+    <checkpoint>/state/<operator>/_metadata/v2/<batch>    the paths of the files that describe the state's columns
+    <checkpoint>/state/<operator>/<part>/<n>.zip          a full snapshot of the state before batch n
+    <checkpoint>/state/<operator>/<part>/<n>.changelog    the changes of batch n - 1
 
-An instance goes on from here, so the checkpoint must be as old as the logs that its batches have been written to. After
-a power failure, with a restored backup or with an empty volume it is not; and Spark, which knows nothing of our logs,
-would begin from nothing, or plan the same batches anew over other records. `check` notices before anything runs.
+An instance resumes from here, so the checkpoint must be of the same age as the logs that its batches are written to.
+After a power failure, with a restored backup or with an empty volume it is not; and Spark, which does not know these
+logs, would start from nothing, or plan the same batches again over other records. `check` detects that before a start.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from whimbrel.log.private import replace_text
 from whimbrel.log.readers import LANES, Offset
 
 STATE = re.compile(r"(\d+)\.(zip|changelog)")
-"""Files with the state as a whole, and with what a batch has changed."""
+"""Files with full snapshots, and with the changes of a batch."""
 PATHS = re.compile(r'"file:[^"]*/state/[^"/]*/_stateSchema/')
-"""How the paths of the files begin that describe columns."""
+"""Prefixes of the paths of the files that describe columns."""
 
 
 class Checkpoint:
-    """The folder of one instance's checkpoint, which may not be there."""
+    """The folder of one instance's checkpoint, which may not exist."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -49,40 +49,40 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{self.folder / 'metadata'} is no metadata of Spark: {error}") from error
+            raise Corrupt(f"{self.folder / 'metadata'} is not a metadata file of Spark: {error}") from error
 
     @property
     def planned(self) -> int:
-        """The last batch that was planned, -1 if none ever was."""
+        """The last planned batch, -1 if there is none."""
         return self._last("offsets")
 
     @property
     def committed(self) -> int:
-        """The last batch that is done, -1 if none is."""
+        """The last finished batch, -1 if there is none."""
         return self._last("commits")
 
     def _last(self, kind: str) -> int:
         return max((int(file.name) for file in (self.folder / kind).glob("[0-9]*") if file.name.isdigit()), default=-1)
 
     def end(self, batch: int) -> Offset:
-        """Where a batch ends in its inbox; empty if Spark does not remember it."""
+        """The end of a batch in its inbox; empty if Spark has no record of it."""
         try:
             lines = (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
             found: Offset = json.loads(lines[2])
         except FileNotFoundError:
             return {}
         except (ValueError, IndexError) as error:
-            raise Corrupt(f"{self.folder / 'offsets' / str(batch)} is no offset of Spark: {error}") from error
+            raise Corrupt(f"{self.folder / 'offsets' / str(batch)} is not an offset of Spark: {error}") from error
         return found
 
     def range(self, batch: int) -> tuple[Offset, Offset]:
-        """From where to where a batch goes in its inbox."""
+        """Start and end of a batch in its inbox."""
         return self.end(batch - 1), self.end(batch)
 
     def needless(self, folder: str, names: Iterable[str]) -> set[str]:
-        """For `shutil.copytree`: what of a folder here a start can do without. Temporary files, which a query that has
-        just ended may still be removing; and state from before the last whole one that the start may go on from, which
-        Spark removes in its own time, once in some minutes."""
+        """For `shutil.copytree`: the files of a folder here that a start does not need. Temporary files, which a query
+        that has just ended may still be removing; and state from before the last snapshot that the start can load,
+        which Spark removes only every few minutes."""
         names, done = list(names), self.committed + 1
         numbered = [(int(found[1]), found[2], name) for name in names if (found := STATE.fullmatch(name))]
         last = max((n for n, kind, _ in numbered if kind == "zip" and n <= done), default=-1)
@@ -90,8 +90,8 @@ class Checkpoint:
         return old | {name for name in names if name.endswith(".tmp")}
 
     def settle(self) -> None:
-        """Let what lies here name nothing that lies elsewhere. Spark writes whole paths, and reads the files there when
-        a query starts: in a copy, and in a data directory that was renamed, that is the place it comes from."""
+        """Rewrite paths in these files to point into this folder. Spark writes absolute paths, and reads the files
+        there when a query starts: in a copy, and in a renamed data directory, they point to the old folder."""
         for file in self.folder.glob("state/*/_metadata/v2/*"):
             if file.name.isdigit():
                 here = json.dumps(f"file:{file.parents[2].absolute()}/_stateSchema/")[:-1]
@@ -101,13 +101,12 @@ class Checkpoint:
                     replace_text(file, ours)
 
     def sync(self) -> None:
-        """Have all that lies here on the disk. Files here are written once, and replaced as a whole: each is synced
-        once."""
+        """fsync all files here. Files here are written once, and replaced as a whole: each is fsynced once."""
         if not self._synced:
             sync(self.folder.parent)
         folders = [self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())]
         for folder in folders:
-            with suppress(FileNotFoundError):  # Spark removes what is old meanwhile
+            with suppress(FileNotFoundError):  # Spark removes old files meanwhile
                 fresh = [one for one in os.scandir(folder) if (one.path, one.inode()) not in self._synced]
                 for one in fresh:
                     sync(Path(one.path))
@@ -116,7 +115,7 @@ class Checkpoint:
                     sync(folder)
 
     def sync_commits(self) -> None:
-        """Have the last commit on the disk: only then the batch is never repeated."""
+        """fsync the last commit: only then the batch is never replayed."""
         commits = self.folder / "commits"
         with suppress(FileNotFoundError):
             sync(commits / str(self.committed))
@@ -129,11 +128,11 @@ class Checkpoint:
         if planned < 0 or id is None:
             if said.renewed:
                 return
-            # A batch that said nothing, of an inbox that nobody trimmed, is done again from the first record on.
+            # If no batch wrote an outbox entry, and the inbox was not trimmed, it can be replayed from its start.
             if outbox.tail() or any(inbox.head(lane) for lane in LANES.values()):
                 raise Stale(
                     f"the checkpoint of {instance} is gone: {self.folder} has none, but the instance has run: its "
-                    f"outbox has {outbox.tail()} entries, up to {reached or 'an unknown place'} of its inbox. "
+                    f"outbox has {outbox.tail()} entries, up to {reached or 'an unknown position'} of its inbox. "
                     + _way_out(instance)
                 )
             return
@@ -158,7 +157,7 @@ class Checkpoint:
             if done and done[name] < inbox.head(lane):
                 raise Stale(
                     f"the checkpoint of {instance} at {self.folder} is old: it has read up to {name} position "
-                    f"{done[name]}, what came behind it was applied and given up, up to {inbox.head(lane)}. "
+                    f"{done[name]}, later entries were applied and trimmed, up to {inbox.head(lane)}. "
                     + _way_out(instance)
                 )
             if end.get(name, 0) < reached.get(name, 0):
@@ -170,6 +169,6 @@ class Checkpoint:
 
 def _way_out(instance: str) -> str:
     return (
-        "Put the right folder back; or restore its keys from the central store (protocol='restore'); or go on without "
-        f"the state of its keys: accept_loss=[{instance!r}], whimbrel up --accept-loss {instance}"
+        "Put the right folder back; or restore its keys from the central store (protocol='restore'); or continue "
+        f"without the state of its keys: accept_loss=[{instance!r}], whimbrel up --accept-loss {instance}"
     )

@@ -1,16 +1,16 @@
 """The process that Spark's Python workers are forked from. Spark starts it in place of `pyspark.daemon`.
 
-It is that daemon (setting `spark.python.daemon.module`), with three things changed for the workers:
+It is that daemon (setting `spark.python.daemon.module`), with three changes for the workers:
 
-- What they need is imported before they are forked. Otherwise each new worker imports pyarrow, pandas, pyspark and
-  Whimbrel for itself, more than a second in which a batch stands still. Only imports that start no thread are allowed
-  here: a thread does not survive the fork, the locks it held do.
-- They collect less garbage. Spark has a worker look at every object it has after every task: all that it has
-  imported (47 ms with pandas) and all instances it holds, each time, for garbage that hardly ever is.
+- Their modules are imported before the fork. Otherwise each new worker imports pyarrow, pandas, pyspark and Whimbrel
+  for itself, more than 1 s in which a batch waits. Only imports that start no thread are allowed here: a thread does
+  not survive the fork, the locks it held do.
+- They collect less garbage. Spark makes a worker scan every object it has after every task: all that it has imported
+  (47 ms with pandas) and all instances in its cache, each time, although there is hardly ever any garbage.
 - They acknowledge at once what Spark sends. Spark sends a task in several small pieces and its kernel holds each back
-  until the one before is acknowledged (Nagle), which the worker's kernel puts off for 40 ms: in each task of a source.
-  Unix sockets (`spark.python.unix.domain.socket.enabled`) would help as well, but Spark remembers the name of each such
-  socket until the JVM ends, and makes several for each batch.
+  until the previous one is acknowledged (Nagle), which the worker's kernel delays by 40 ms: in each task of a source.
+  Unix sockets (`spark.python.unix.domain.socket.enabled`) would help as well, but Spark stores the name of each such
+  socket until the JVM ends, and creates several for each batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import socket
 import types
 from typing import Any, BinaryIO
 
-# Some libraries start threads when they are imported, unless told otherwise.
+# Some libraries start threads when they are imported, unless configured otherwise.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
@@ -40,7 +40,7 @@ import whimbrel.spark.source  # noqa: F401
 
 
 def main() -> None:
-    """Be the daemon."""
+    """Run the daemon."""
     gc.collect()
     gc.freeze()
     vars(pyspark.daemon)["gc"] = types.SimpleNamespace(collect=collect_young)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def collect_young() -> int:
-    """What a worker collects after a task; what survives is left to Python, which comes to it as it grows."""
+    """Collect the young generations after a task; Python collects the old one when it has grown."""
     return gc.collect(1)
 
 
@@ -66,7 +66,7 @@ def _acknowledging(work: Any) -> Any:
 
 
 class _Acknowledged(io.RawIOBase):
-    """Reads from a file that is a socket, and has the kernel acknowledge what was read. The wish does not last."""
+    """Reads from a socket's file, and sets TCP_QUICKACK after each read, because the kernel resets it."""
 
     def __init__(self, infile: io.BufferedReader, connection: socket.socket) -> None:
         self._infile, self._connection = infile, connection

@@ -1,7 +1,7 @@
-"""Events: what an operator gets to see of a record, and how columns become them.
+"""Events: the part of a record that an operator receives, and their conversion from columns.
 
-An event has an attribute for each user column of the stage, as `prepare` left them. Its type is made from the Arrow
-schema, precisely enough that an event which waits for its key's state can be stored as MessagePack and come back equal.
+An event has an attribute for each user column of the stage, after `prepare`. Its type is derived from the Arrow schema,
+precisely enough that an event which waits for its key's state survives a round trip through MessagePack unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whimbrel.core.errors import Refused
 from whimbrel.log.codec import META_NAMES
 
 PLACE = [pa.field("_lane", pa.int8()), pa.field("_offset", pa.int64())]
-"""Where a record stood in the inbox. Sorting by both gives the order in which records are applied."""
+"""The place of a record in the inbox. Sorting by both gives the order in which records are applied."""
 OWN_NAMES = [*META_NAMES, *(field.name for field in PLACE)]
 """Whimbrel's own columns; all others are the user's."""
 
@@ -47,7 +47,7 @@ _latest = _Latest(pa.schema([]), msgspec.Struct)
 def event_type_of(schema: pa.Schema) -> type[msgspec.Struct]:
     """The type of a stage's events: an attribute for each user column. The same type for an equal schema."""
     global _latest
-    # A worker meets the same schema batch after batch; comparing is much cheaper than hashing.
+    # A worker sees the same schema batch after batch; comparing is much cheaper than hashing.
     if not _latest.schema.equals(schema):
         _latest = _Latest(schema, _event_type(schema.remove_metadata()))
     return _latest.event_type
@@ -70,7 +70,7 @@ def _event_type(schema: pa.Schema) -> type[msgspec.Struct]:
 
 
 def python_type(kind: pa.DataType) -> Any:
-    """What a value of a column is in Python, as precisely as decoding it from MessagePack needs to know."""
+    """The Python type of a column's values, as precise as decoding from MessagePack needs."""
     if pa.types.is_struct(kind):
         return TypedDict("Struct", {field.name: python_type(field.type) | None for field in kind})  # type: ignore[operator]
     if pa.types.is_map(kind):

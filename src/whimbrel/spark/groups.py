@@ -1,9 +1,9 @@
-"""Which group a bin belongs to, and under which number Spark knows the group.
+"""The group of a bin, and the grouping key of the group in Spark.
 
-An instance is cut into parts (core/instance.py); inside Spark a part is a *group*: all its rows meet in one call of the
-stateful processor, its state lies under one grouping key. Spark deals groups to shuffle partitions by a hash of that
-key, so with few groups some partitions would get several and others none. `group_ids` picks keys whose hashes are dealt
-evenly, whatever the number of partitions.
+An instance is cut into parts (core/instance.py); inside Spark a part is a *group*: one call of the stateful processor
+receives all its rows, its state is under one grouping key. Spark assigns groups to shuffle partitions by a hash of that
+key, so with few groups some partitions would get several and others none. `group_ids` picks keys whose hashes are
+spread evenly, whatever the number of partitions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 SPREAD = 1680
-"""Keys are dealt evenly to any number of partitions that divides this: 1 to 8, 10, 12, 14, 15, 16 and more.
+"""Keys spread evenly over any number of partitions that divides this: 1 to 8, 10, 12, 14, 15, 16 and more.
 
 Never change it: the keys are in every checkpoint.
 """
@@ -19,7 +19,7 @@ Never change it: the keys are in every checkpoint.
 
 @lru_cache(maxsize=64)
 def group_ids(groups: int) -> tuple[int, ...]:
-    """The grouping key of each group: `ids[part]`. Depends on nothing but the number, as keys outlive a query."""
+    """The grouping key of each group: `ids[part]`. A function of the number alone, because keys outlive a query."""
     wanted = dict.fromkeys(range(groups), -1)
     candidate = 0
     while any(found < 0 for found in wanted.values()):

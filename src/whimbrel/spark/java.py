@@ -1,10 +1,10 @@
-"""Where the Java that runs Spark is found.
+"""Finds a Java that can run Spark.
 
-A SparkSession starts a JVM, and Spark takes `$JAVA_HOME/bin/java` or whatever `java` is on the PATH, without asking
-whether it can run Spark at all. `find_java` asks first, so that a missing or outdated Java is known before a JVM dies
-of it. `make setup` uses the same function and puts a Java into the virtual environment where the machine has none.
+A SparkSession starts a JVM, and Spark uses `$JAVA_HOME/bin/java` or the `java` on the PATH, without checking its
+version. `find_java` checks first, so that a missing or outdated Java is an error before a JVM crashes. `make setup`
+uses the same function and installs a Java into the virtual environment if the machine has none.
 
-This file starts no session and changes no environment variable: that is for whoever starts the session.
+This file starts no session and changes no environment variable: session.py does.
 """
 
 import os
@@ -19,9 +19,9 @@ from pathlib import Path
 def find_java() -> str | None:
     """The home of a Java that can run Spark (17, or 21 and later), or None.
 
-    Looks at `JAVA_HOME`, then at `java` on the PATH, then at the Java that `make setup` may have put into this
-    environment (`sys.prefix/java`). A place whose Java is missing or of another version is passed over: Spark would
-    still take it, so set `JAVA_HOME` to the result before the session starts, even where it was already set.
+    Checks `JAVA_HOME`, then `java` on the PATH, then the Java that `make setup` may have installed into this
+    environment (`sys.prefix/java`). A candidate that is missing or of another version is skipped: Spark would
+    still use it, so set `JAVA_HOME` to the result before the session starts, even if it was already set.
     """
     for home in _places():
         if os.access(home / "bin" / "java", os.X_OK) and _runs_spark(_major_version(home)):
@@ -33,8 +33,8 @@ def _places() -> Iterator[Path]:
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home)
     if java := shutil.which("java"):
-        # Debian's /usr/bin/java is a link to the real home. A version manager's shim leads to no home and is passed
-        # over; those managers set JAVA_HOME.
+        # Debian's /usr/bin/java is a link to the real home. A version manager's shim leads to no home and is
+        # skipped; those managers set JAVA_HOME.
         yield Path(java).resolve().parent.parent
     yield Path(sys.prefix) / "java"
 
@@ -44,7 +44,7 @@ def _runs_spark(major: int | None) -> bool:
 
 
 def _major_version(home: Path) -> int | None:
-    """Read from the `release` file that every JDK carries; from Java itself (a tenth of a second) only without it."""
+    """Read from the `release` file of the JDK; only without one, from the output of `java -version` (0.1 s)."""
     try:
         told = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

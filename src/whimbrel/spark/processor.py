@@ -1,11 +1,11 @@
 """The stateful processor: hosts one core `Instance` for each group, inside Spark.
 
-Stands between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
-bring the group's instance up to what the state store says, apply, store what changed. What comes out is a few rows a
-group, whatever the number of records: one with all results and notices, one for each inbox that it has messages for.
-What is large is left nearby, and its row has the file's name.
+It is between the shuffle and the sink. One call handles *all* keys of a group of a micro-batch: unbundle the records,
+bring the group's instance up to the version in the state store, apply, store the changes. The output is a few rows per
+group, whatever the number of records: one with all results and notices, one per destination inbox of its messages.
+Large bodies go to a file nearby, and the row has the file's name.
 
-The worker keeps decoded instances between batches; stored.py says why that is safe.
+The worker caches decoded instances between batches; stored.py explains why that is safe.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from whimbrel.spark.shipping import Shipment, unship
 from whimbrel.spark.stored import Head, StoredPart
 
 OUTGOING, MESSAGES, URGENT = range(3)
-"""The `_kind` of a row: results and notices, or messages to one destination (kind, bin and body of each, in their
-order), or only that the part hurries."""
+"""The `_kind` of a row: results and notices, or messages to one destination (kind, bin and body of each, in order),
+or only that the part is urgent."""
 DDL = "_part int, _kind int, _to string, _count int, _body binary, _file string"
 
 
 class Held(NamedTuple):
-    """An instance in a worker's memory, and how far it has come: the nonce of the last delta it wrote or read."""
+    """An instance in a worker's memory, and its version: the nonce of the last delta that it wrote or read."""
 
     instance: Instance
     nonce: int
     maker: tuple[Any, ...]
-    """What it was made of: another operator or another event type needs another instance."""
+    """The arguments it was created with: another operator or another event type needs another instance."""
 
 
 _held: dict[tuple[str, int], Held] = {}
-"""By instance and part. Only what the store confirms is used, so a stale one does no harm."""
+"""By instance and part. Used only if its nonce is in the store's head, so a stale one does no harm."""
 
 
 class GroupProcessor(StatefulProcessor):
-    """One instance's processor; `handleInputRows` is called once a group that has records, with all its bundles."""
+    """One instance's processor; Spark calls `handleInputRows` once per group that has records, with all its bundles."""
 
     instance_type: ClassVar[type[Instance]] = Instance
 
@@ -61,7 +61,7 @@ class GroupProcessor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         part = group_ids(self.groups).index(key[0])
-        # A batch makes many objects, hardly a cycle: a collection amid it would look at all that is held, in vain.
+        # A batch creates many objects and hardly any cycles: a collection amid it would scan the whole cache in vain.
         gc.disable()
         try:
             bundles = [(row._order, self._nearby.blob(row._bundle, row._file)) for row in rows]
@@ -82,7 +82,7 @@ class GroupProcessor(StatefulProcessor):
         return Row(_part=part, _kind=kind, _to=to, _count=count, _body=body, _file=file)
 
     def _apply(self, part: int, bundles: list[tuple[int, bytes]]) -> tuple[Emissions, Instance]:
-        """One batch of one part: load what is missing, apply, store what changed."""
+        """One batch of one part: load missing deltas, apply, store the changes."""
         records, event_type = unbundle(bundles)
         head = self._stored.open(self.groups)
         instance = self._instance(part, event_type, head)
@@ -102,7 +102,7 @@ class GroupProcessor(StatefulProcessor):
         return (self.shipment.digest, event_type, self.groups)
 
     def _instance(self, part: int, event_type: type, head: Head) -> Instance:
-        """The part as the store has it. Taken out of the cache, so that a batch that fails leaves nothing half done."""
+        """The part as the store has it. Removed from the cache, so that a failed batch leaves no half-updated one."""
         held = _held.pop((self.name, part), None)
         if held is not None and held.maker != self._maker(event_type):
             held = None

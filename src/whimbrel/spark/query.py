@@ -1,11 +1,11 @@
-"""One instance's streaming query: inbox → prepare → groups → sink, started, watched and stopped.
+"""One instance's streaming query: inbox → prepare → groups → sink. Starts, monitors and stops it.
 
     source ──────────────────────────────▶ bundles ─▶ shuffle by group ─▶ GroupProcessor ─▶ Sink      (no prepare)
     source ─▶ data rows ─▶ prepare ─┐
            └▶ other rows ───────────┴─▶ bundles ─▶ ...                                                 (prepare)
 
-Everything that must survive is in the checkpoint and the logs: a `StageQuery` that died is replaced by a new one with
-the same arguments.
+All durable state is in the checkpoint and the logs: a `StageQuery` that died is replaced by a new one with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
 from whimbrel.spark.stores import unload
 
 Prepare = Callable[[DataFrame], DataFrame]
-"""A stage's stateless part: any function of DataFrames that keeps Whimbrel's own columns."""
+"""A stage's stateless part: any function of DataFrames that preserves Whimbrel's own columns."""
 
 
 @dataclass(frozen=True)
 class InstanceSpec:
-    """What an instance is. `groups` and `partitions` are fixed by the first start from a checkpoint."""
+    """The definition of an instance. `groups` and `partitions` are fixed by the first start from a checkpoint."""
 
     name: str
     stage: str
     operator: Operator
     schema: pa.Schema
-    """The user's columns, as an Arrow schema: it is what the inbox's entries are written with, by processes that know
-    nothing of Spark. Spark's own schema follows from it."""
+    """The user's columns, as an Arrow schema: processes without Spark write the inbox's entries with it. Spark's own
+    schema follows from it."""
     prepare: Prepare | None = None
     groups: int = 4
     partitions: int = 2
     max_records: int = 20_000
     trigger: str = "0 seconds"
-    """How often a batch starts at most; zero: as soon as there is something."""
+    """The minimum interval between batches; zero: as soon as there are records."""
     trim: bool = True
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What Spark's JVM cannot do for want of room, or because it is no more, as errors of ours."""
+    """Translate errors of Spark: `Full` if a disk is full, `Unavailable` if its JVM has ended."""
     try:
         yield
     except WhimbrelError:
@@ -90,13 +90,13 @@ def translated() -> Iterator[None]:
         ):
             raise Unavailable(
                 "the JVM that Spark runs in is gone; start again with the same data directory, "
-                f"and everything goes on where it was ({type(error).__name__}: {error})"
+                f"and the run continues where it was ({type(error).__name__}: {error})"
             ) from error
         raise
 
 
 class StageQuery:
-    """An instance's query. `inbox` is the path of its log, `inbox_of` finds the way to the logs its messages go to."""
+    """An instance's query. `inbox` is the path of its log, `inbox_of` returns the destination logs of its messages."""
 
     processor_type: ClassVar[type[GroupProcessor]] = GroupProcessor
 
@@ -112,7 +112,7 @@ class StageQuery:
         appended: Callable[[], None] = lambda: None,
         durable: bool = False,
     ) -> None:
-        """`durable`: what a batch has done survives a power failure before anybody hears of it."""
+        """`durable`: the effects of a batch survive a power failure before they become visible."""
         takes_context(spec.operator)
         self._durable = durable
         self.spark, self.spec, self.checkpoint = spark, spec, str(checkpoint)
@@ -121,7 +121,7 @@ class StageQuery:
         self._nearby = tempfile.TemporaryDirectory(prefix="whimbrel-")
         self._signals = Signals(self._nearby.name)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Life cycle ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @translated()
     def start(self) -> None:
@@ -130,11 +130,11 @@ class StageQuery:
             raise Conflict(f"instance {self.spec.name} is running already")
         saved = Checkpoint(self.checkpoint)
         saved.check(self.spec.name, open_log(self._inbox), self._outbox)
-        if saved.planned < 0:  # what a start has left that was never heard of, or a power failure of one
+        if saved.planned < 0:  # left by a start that planned no batch, or that a power failure cut short
             shutil.rmtree(self.checkpoint, ignore_errors=True)
         saved.settle()
         self._signals.clear()
-        self._wake_up()  # before Spark starts it: what fails here leaves no query behind that nobody holds
+        self._wake_up()  # before Spark starts it, so that an error here leaves no orphaned query
         self._reset(saved)
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
@@ -143,14 +143,15 @@ class StageQuery:
         synced = saved.sync if self._durable else lambda: None
         sink = Sink(writer, self._outbox, self._inbox_of, self._appended, urge, nearby, saved.range, name, synced)
         with _starting:
-            # Both are read when the query is made: the session's conf is copied, the thread's properties inherited.
+            # Spark reads both when it creates the query: it copies the session's conf, and inherits the thread's
+            # properties.
             self.spark.conf.set("spark.sql.shuffle.partitions", str(self.spec.partitions))
             self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.spec.name)
             self._query = (
                 self._results()
                 .writeStream.queryName(self.spec.name)
                 .outputMode("update")
-                .trigger(processingTime="0 seconds")  # the source says when
+                .trigger(processingTime="0 seconds")  # the source sets the pace
                 .option("checkpointLocation", self.checkpoint)
                 .foreachBatch(sink.append)
                 .start()
@@ -158,7 +159,7 @@ class StageQuery:
         checkpoint_id.set_result(self._query.id)
 
     def renew(self) -> None:
-        """Give the checkpoint up, with the state of all keys: the next start is the first one, behind the records whose
+        """Discard the checkpoint, with the state of all keys: the next start is a first one, after the records whose
         results are in the outbox."""
         log, end = open_log(self._inbox), last_said(self._outbox).end
         blob = wire.pack(Said([], end, end, renewed=True))
@@ -168,9 +169,9 @@ class StageQuery:
         shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def wait(self, timeout: float = 180.0) -> None:
-        """Until it has done a batch: then it is warm, and whatever cannot work has shown it.
+        """Wait until it has done a batch: then it is warm, and any configuration error has surfaced.
 
-        A record that means nothing is put into the inbox, so that there is a batch to do.
+        Appends a WAKE to the inbox, so that there is a batch to do.
         """
         wanted = self._wake_up()
         deadline = time.monotonic() + timeout
@@ -183,30 +184,30 @@ class StageQuery:
             time.sleep(0.05)
 
     def _wake_up(self) -> int:
-        """Give it a batch to do, which also says that it was started; return where the control lane ends then."""
+        """Append a WAKE, which triggers a batch and records that it was started; return the control lane's tail."""
         log = open_log(self._inbox, self._durable)
         blob = encode_messages([(Kind.WAKE, EVERY_BIN, b"")])
         log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
         return log.tail(Lane.CONTROL)
 
     def _reset(self, saved: Checkpoint) -> None:
-        """Commit as the position of the inbox's reader where the checkpoint stands, whatever an earlier life committed:
-        in a power failure the log may have kept what the checkpoint has lost, and `renew` begins anew."""
+        """Commit the checkpoint's position for the inbox's reader, whatever an earlier incarnation committed: after a
+        power failure the log may be ahead of the checkpoint, and `renew` starts without one."""
         log, done = open_log(self._inbox, self._durable), saved.end(saved.committed)
         log.commit(INSTANCE, {lane: done.get(name, log.head(lane)) for name, lane in LANES.items()}, resets=True)
 
     def hold(self, held: bool) -> None:
-        """Let it begin no batch, or let it go on."""
-        with suppress(OSError):  # a disk too full for an empty file stops it in another way
+        """Pause before the next batch, or resume."""
+        with suppress(OSError):  # a disk too full for an empty file stops it anyway
             self._signals.halt(held)
 
     @translated()
     def stop(self, timeout: float = 30.0) -> None:
         """End the query and wait until it has ended.
 
-        Stopping a query amid a batch interrupts Python in the middle of things. So the source first says that there is
-        nothing more, the batch under way ends, and a query that is idle has nothing to be interrupted in. A query that
-        does not fall idle in time is interrupted all the same: its batch will be repeated.
+        Stopping a query amid a batch interrupts Python at any point. So the source first reports no new data, the
+        current batch ends, and stopping an idle query interrupts nothing. A query that does not become idle in time is
+        interrupted nevertheless: its batch will be replayed.
         """
         query = self._query
         if query is None:
@@ -222,7 +223,7 @@ class StageQuery:
             time.sleep(0.005)
         unload(self.spark, query, self.checkpoint)
 
-    # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Monitoring ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     @translated()
@@ -233,44 +234,44 @@ class StageQuery:
     @property
     @translated()
     def exception(self) -> StreamingQueryException | None:
-        """Why it ended, if it was not stopped."""
+        """The error that ended it, if it was not stopped."""
         return self._query.exception() if self._query is not None else None
 
     @property
     @translated()
     def progress(self) -> list[float]:
-        """How long each of the recent micro-batches took, in milliseconds, oldest first."""
+        """The durations of the recent micro-batches, in milliseconds, oldest first."""
         if self._query is None:
             return []
         took = [progress["durationMs"] for progress in self._query.recentProgress]
-        # Without the time in which the source waited for the moment to begin; a batch that is repeated has not waited.
+        # Without the time that the source waited before the batch; a replayed batch has not waited.
         return [float(ms["triggerExecution"] - ms.get("latestOffset", 0)) for ms in took if ms.get("addBatch")]
 
     @property
     @translated()
     def state_commits(self) -> list[float]:
-        """How long each of the recent micro-batches took to commit its state, in milliseconds."""
+        """The durations of the state commits of the recent micro-batches, in milliseconds."""
         recent = self._query.recentProgress if self._query is not None else []
         return [float(p["stateOperators"][0]["commitTimeMs"]) for p in recent if p["stateOperators"]]
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that lies in the inbox now has been applied, and what it said has been written."""
+        """Whether every entry of the inbox has been applied, and its output is written."""
         return is_drained(open_log(self._inbox))
 
     @property
     def backlog(self) -> int:
-        """How many records wait in the inbox."""
+        """The number of records waiting in the inbox."""
         return open_log(self._inbox).lag(INSTANCE)
 
     @property
     def batch_ms(self) -> float:
-        """The median of the recent micro-batches, 0 before the first."""
+        """The median duration of the recent micro-batches, 0 before the first."""
         return median(self.progress or [0.0])
 
     @property
     def trigger_ms(self) -> float:
-        """How long from the start of one micro-batch to that of the next, at least."""
+        """The minimum time between the starts of two micro-batches."""
         return float(pd.Timedelta(self.spec.trigger.removeprefix("interval")).total_seconds() * 1000)
 
     # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -317,7 +318,7 @@ class StageQuery:
 
 
 _starting = threading.Lock()
-"""Held while a query starts: what it reads from the session is set just before."""
+"""Held while a query starts: the session settings that it reads are set just before."""
 
 
 def _is_idle(query: StreamingQuery) -> bool:
@@ -332,9 +333,9 @@ def _check_prepared(prepared: DataFrame, spec: InstanceSpec) -> None:
     lost = [name for name in OWN_NAMES if name not in prepared.columns]
     if lost:
         raise Refused(
-            f"prepare of stage {spec.stage} lost the columns {', '.join(lost)}, by which a record is known: "
+            f"prepare of stage {spec.stage} lost the columns {', '.join(lost)}, which identify a record: "
             "keep them, e.g. with df.withColumn(...) or df.select('*', ...) instead of df.select(...), "
             "and df.drop(...) for the columns that are not needed"
         )
     if not prepared.isStreaming:
-        raise Refused(f"prepare of stage {spec.stage} must return what became of the DataFrame it was given")
+        raise Refused(f"prepare of stage {spec.stage} must return a transformation of the DataFrame that it receives")

@@ -1,8 +1,8 @@
-"""Keeps what Spark's processes always print away from the user's terminal, and nothing else.
+"""Removes the lines that Spark's processes always print from the user's terminal, and nothing else.
 
 The JVM and the Python processes it starts write to the standard error they inherit: a note about incubating modules,
-five lines for each stateful query that starts. They have no setting for it. So the JVM inherits a pipe, and a thread
-passes on every line but these.
+five lines for each stateful query that starts. No setting turns that off. So the JVM inherits a pipe, and a thread
+passes on every line except these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHATTER = re.compile(
 
 @contextmanager
 def quiet_children() -> Iterator[None]:
-    """What is started inside this block, and what that starts, writes to a standard error without the chatter."""
+    """Processes started inside this block, and their children, write to a standard error without these lines."""
     out, inlet = os.pipe()
     terminal = os.dup(2)
     threading.Thread(target=_pass_on, args=(out, terminal), name="quiet", daemon=True).start()
@@ -40,7 +40,7 @@ def quiet_children() -> Iterator[None]:
 
 
 def _pass_on(source: int, terminal: int) -> None:
-    """Until nobody is left who could write: copy lines, without the chatter and the empty line behind it."""
+    """Copy lines until the last writer closes the pipe, without the chatter and the empty line after it."""
     skipped = False
     with os.fdopen(source, "rb") as lines, os.fdopen(terminal, "wb", buffering=0) as out:
         for line in lines:

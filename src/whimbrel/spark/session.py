@@ -1,9 +1,9 @@
-"""The SparkSession that instances run in: where Spark's settings are chosen, each with its reason.
+"""The SparkSession for instances: Spark's settings, each with its reason.
 
-Two profiles. `tuned` is what Whimbrel runs with: the same queries, but without what a micro-batch pays for nothing on
-a local disk. `stock` is Spark as it comes, with only what it takes to run at all: the benchmarks compare the two.
+Two profiles. `tuned` is Whimbrel's: the same queries, but without the overhead of a micro-batch that is useless on a
+local disk. `stock` is Spark with its defaults, and only the settings needed to run at all: benchmarks compare the two.
 
-This file finds Java and sets the environment for it; everything else goes through Spark's own configuration.
+This file finds Java and sets the environment for it; everything else uses Spark's own configuration.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ NEEDED = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # A query's temporary files go with it; its checkpoint, which has a place of its own, stays.
+    # A query's temporary files are removed with it; its checkpoint, in a folder of its own, stays.
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
 }
 
 TUNED = {
-    # A batch's state is written as the changes it made, and as a whole only in the background.
+    # A batch writes its state changes only; full snapshots are written in the background.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Without Hadoop's native library every file that is created forks a `chmod`, and every one renamed through Hadoop's
-    # newer interface several `readlink`: 16 ms for each file of a checkpoint. So: the older interface, fewer files (no
-    # checksum beside each, see also `_write_no_checksums`), a cheap way to fork. That leaves 3 ms.
-    # Do not touch `fs.file.impl`: RocksDB's commits break with the raw file system.
+    # Without Hadoop's native library every creation of a file forks a `chmod`, and every rename through Hadoop's newer
+    # interface forks several `readlink`: 16 ms for each file of a checkpoint. So: the older interface, fewer files (no
+    # checksum for each, see also `_write_no_checksums`), a cheaper fork. That leaves 3 ms.
+    # Do not change `fs.file.impl`: RocksDB's commits break with the raw file system.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # The quick compiler only: what the JVM does here is planning, and the slow compiler never earns what it costs.
-    # Half the CPU time of the first hundred batches, and no more after seven hundred. Alone it lets the JVM reserve
-    # 48 MB for compiled code and not 240: full after five minutes of two stages, and then nothing more is compiled.
+    # The C1 compiler only: the JVM mainly plans here, and C2 never pays off. Half the CPU time of the first 100
+    # batches, and no more after 700. With C1 alone the JVM reserves 48 MB for compiled code by default instead of
+    # 240 MB: that is full after 5 minutes of two stages, and then nothing more is compiled.
     JVM_OPTIONS: (
         f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     ),
-    # No batch without records: nothing in our queries waits for a watermark.
+    # No batch without records: nothing in these queries waits for a watermark.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "4",
-    # How often an idle query looks for records. Spark's 10 ms take 7 % of a core for each query.
+    # How often an idle query polls for records. Spark's default of 10 ms takes 7 % of a core for each query.
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
     "spark.sql.adaptive.enabled": "false",
-    # Several instances share the cores: each has a pool of its own (query.py), served in turn.
+    # Several instances share the cores: each has a pool of its own (query.py), scheduled fairly.
     "spark.scheduler.mode": "FAIR",
     # Python workers are forked from a process that has imported everything already.
     "spark.python.daemon.module": "whimbrel.spark.daemon",
@@ -81,10 +81,10 @@ TUNED = {
 }
 
 BOTH_COMPILERS = {JVM_OPTIONS: f"{QUIET} -Djdk.lang.Process.launchMechanism=VFORK"}
-"""For benchmarks against stock queries, which do more of their work in the JVM: the quick compiler alone slows them."""
+"""For benchmarks against stock queries, which do more of their work in the JVM: C1 alone slows them down."""
 
 _launches: list[threading.Thread] = []
-"""One that starts the JVM, if somebody has asked for it early."""
+"""The thread that starts the JVM, after a call of `launch`."""
 
 
 def session(
@@ -95,12 +95,12 @@ def session(
     extra: Mapping[str, str] | None = None,
     archived: bool = True,
 ) -> SparkSession:
-    """A local SparkSession for instances. Settings of `extra` win over the profile's. `archived`: its JVM takes Spark's
+    """A local SparkSession for instances. Settings of `extra` override the profile's. `archived`: its JVM loads Spark's
     classes from the archive, if there is one (archive.py).
 
-    Raises `Unavailable` where there is no Java for it.
+    Raises `Unavailable` if there is no suitable Java.
     """
-    from pyspark.sql import SparkSession  # here, and not above: it takes a second, in which a JVM can start
+    from pyspark.sql import SparkSession  # not at the top: it takes 1 s, in which a JVM can start
 
     home = java_home()
     builder = SparkSession.builder.appName(name).master(f"local[{cores},4]")
@@ -117,14 +117,14 @@ def session(
 
 
 def launch() -> None:
-    """Start the JVM of a tuned session, and come back at once: `session` waits for it. For a process that has much to
-    import before it asks for one."""
+    """Start the JVM of a tuned session, and return at once: `session` waits for it. For a process with many imports
+    before it needs the session."""
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(_settings(java_home(), tuned=True, archived=True, extra={}).items()))
 
     def start() -> None:
-        with suppress(Exception), quiet_children():  # `session` tries again, and says what is wrong
+        with suppress(Exception), quiet_children():  # `session` tries again, and raises the error
             SparkContext._ensure_initialized(conf=conf)
 
     _launches.append(threading.Thread(target=start, name="jvm", daemon=True))
@@ -132,7 +132,7 @@ def launch() -> None:
 
 
 def java_home() -> str:
-    """The home of Java, which the environment then names as well. Raises `Unavailable` if there is none."""
+    """The home of Java; also sets `JAVA_HOME` to it. Raises `Unavailable` if there is none."""
     home = find_java()
     if home is None:
         raise Unavailable(
@@ -140,7 +140,7 @@ def java_home() -> str:
             "openjdk-17-jre-headless) or set JAVA_HOME to it; in a checkout, `make setup` puts one into .venv"
         )
     os.environ["JAVA_HOME"] = home
-    # Otherwise workers take `python3` from the PATH, and transformWithState dies of it.
+    # Otherwise workers use `python3` from the PATH, and transformWithState fails.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return home
@@ -150,7 +150,7 @@ def _settings(home: str, tuned: bool, archived: bool, extra: Mapping[str, str]) 
     settings = {
         **NEEDED,
         **(TUNED if tuned else {}),
-        # What the user's script can import, its workers can.
+        # Workers can import what the user's script can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
         **extra,
     }
@@ -160,7 +160,7 @@ def _settings(home: str, tuned: bool, archived: bool, extra: Mapping[str, str]) 
 
 
 def _write_no_checksums(spark: SparkSession) -> None:
-    """Write no `.crc` file beside each file. Hadoop has no setting for it, only a switch on the file system."""
+    """Write no `.crc` file for each file. Hadoop has no setting for it, only a method of the file system."""
     jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
     assert jvm is not None
     local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), context.hadoopConfiguration())
@@ -168,11 +168,11 @@ def _write_no_checksums(spark: SparkSession) -> None:
 
 
 def _use_installed_pyspark(spark: SparkSession) -> None:
-    """Let Python processes import the pyspark that is installed, not the zip file of its sources under SPARK_HOME.
+    """Make Python processes import the installed pyspark, not the zip file of its sources under SPARK_HOME.
 
-    Spark puts that file first on their path, where its modules are compiled again in each process: 0.6 s for each of
-    the five or more that a query's start waits for. It does so if its environment has SPARK_HOME, which nothing else
-    needs by now; and a JVM's own environment can only be changed behind its back.
+    Spark puts that file first on their path, where each process compiles its modules again: 0.6 s for each of the five
+    or more processes that a query's start waits for. It does so if its environment has SPARK_HOME, which nothing else
+    needs by now; and a JVM's own environment can only be changed through reflection.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
@@ -181,14 +181,14 @@ def _use_installed_pyspark(spark: SparkSession) -> None:
         field.setAccessible(True)
         field.get(jvm.java.lang.System.getenv()).remove("SPARK_HOME")
     except Py4JJavaError:
-        pass  # a JVM that does not allow it: everything works, only slower
+        pass  # the JVM does not allow it: everything works, but slower
 
 
 @contextmanager
 def brief_session(
     name: str, *, tuned: bool = True, extra: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, Path]]:
-    """A session with a folder of its own, both gone in the end: the session first, which writes until it stops."""
+    """A session with a temporary folder. At the end the session stops first, because it writes until then."""
     with tempfile.TemporaryDirectory(prefix="whimbrel-") as folder:
         spark = session(name, tuned=tuned, extra=extra)
         try:

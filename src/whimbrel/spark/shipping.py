@@ -1,11 +1,11 @@
-"""How a user's operator travels from the driver to Spark's Python workers.
+"""Serializes a user's operator from the driver to Spark's Python workers.
 
-Classes that workers can import travel by name. Those they cannot (defined in a script or a notebook) travel by value,
-through the cloudpickle that PySpark carries; but cloudpickle does not know msgspec Structs, whose fields live in C:
-rebuilt its way, they have lost them. So Structs are taken apart and put together here by msgspec's own means.
+Classes that workers can import are pickled by reference. Others (defined in a script or a notebook) are pickled by
+value, with PySpark's cloudpickle; but cloudpickle does not support msgspec Structs, whose fields are in C: a Struct
+that it rebuilds has lost them. So Structs are disassembled and rebuilt here with msgspec's own API.
 
-This is the one place where anything is pickled: it goes from a user's process to that user's own workers, never over a
-trust border and never to disk for another version to read.
+This is the only place that pickles: the bytes go from a user's process to that user's own workers, never across a trust
+boundary and never to disk for another version to read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from whimbrel.core.operator import Operator
 
 
 class Shipment(NamedTuple):
-    """An operator under way. The digest tells a worker whether it has unpacked this one already."""
+    """A serialized operator. By the digest a worker recognizes one that it has unpacked already."""
 
     digest: str
     blob: bytes
 
 
 def ship(operator: Operator) -> Shipment:
-    """Pack an operator. Raises `Refused` if it holds what cannot travel."""
+    """Pack an operator. Raises `Refused` if it holds something that cannot be pickled."""
     buffer = io.BytesIO()
     try:
         _StructPickler(buffer).dump(operator)  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def ship(operator: Operator) -> Shipment:
 
 
 def unship(shipment: Shipment) -> Operator:
-    """Unpack an operator: once a process, however many tasks bring it."""
+    """Unpack an operator: once per process, not per task."""
     return _unpacked(shipment)
 
 
@@ -62,7 +62,7 @@ def _unpacked(shipment: Shipment) -> Operator:
 
 
 class _StructPickler(Pickler):
-    """cloudpickle, except for Struct classes that travel by value, and what stands in their fields' types."""
+    """cloudpickle, except for Struct classes that are pickled by value, and the `Meta` in their fields' types."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and not _travels_by_name(obj):
@@ -77,10 +77,10 @@ def _travels_by_name(cls: type) -> bool:
 
 
 def _take_apart(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """What `pickle` needs to make the class anew: how to build it, then what to set on it.
+    """What `pickle` needs to rebuild the class: how to create it, then which members to set on it.
 
-    Methods are set afterwards, because they may refer to the class itself. `__post_init__` cannot wait: msgspec looks
-    for it when the class is made.
+    Methods are set afterwards, because they may refer to the class itself. `__post_init__` is set at creation, because
+    msgspec looks it up then.
     """
     if _reaches(cls, cls):
         raise Refused(f"a field of {cls.__name__} refers to {cls.__name__}: put the class into a module of its own")
@@ -112,7 +112,7 @@ def _set_members(cls: type, members: dict[str, Any]) -> None:
 
 
 def _is_machinery(name: str, member: Any) -> bool:
-    """Whether msgspec puts this into the class itself."""
+    """Whether msgspec itself adds this member to the class."""
     return (
         name.startswith("__struct_")
         or name in ("__annotations__", "__module__", "__qualname__", "__match_args__", "__slots__", "__weakref__")
@@ -122,7 +122,7 @@ def _is_machinery(name: str, member: Any) -> bool:
 
 
 def _own_fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, dict[str, Any]]]:
-    """The fields the class adds to its bases': name, type, and what `msgspec.field` takes."""
+    """The fields that the class adds to its bases': name, type, and arguments of `msgspec.field`."""
     own = inspect.get_annotations(cls)
     fields: list[tuple[str, Any, dict[str, Any]]] = []
     for field in msgspec.structs.fields(cls):
@@ -146,7 +146,7 @@ def _config(cls: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _reaches(start: type, goal: type) -> bool:
-    """Whether the types of a class's fields lead to a class that is being taken apart."""
+    """Whether the types of a class's fields refer to `goal`, directly or indirectly."""
     seen: set[Any] = set()
     queue: list[Any] = [field.type for field in msgspec.structs.fields(start)]
     while queue:

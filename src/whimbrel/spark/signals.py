@@ -1,10 +1,10 @@
-"""What a query tells its source while it runs.
+"""Signals from a query to its source while it runs.
 
-Spark has no way to tell a reader anything, and runs it in a process of its own. So both know a folder, which is the
-query's own and goes with it:
+Spark has no channel to a reader, and runs it in a process of its own. So both share a folder, which belongs to the
+query and is removed with it:
 
-    <folder>/halt        there while nothing new may be read
-    <folder>/hurry       there while keys stand still for what comes through the control lane
+    <folder>/halt        exists while nothing new may be read
+    <folder>/urgent      exists while keys wait for messages of the control lane
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ HALT, URGENT = "halt", "urgent"
 
 
 class Signals:
-    """Both ends of it: the query sets, the source looks. Without a folder nothing is ever set."""
+    """Both ends: the query sets signals, the source reads them. Without a folder no signal is ever set."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def clear(self) -> None:
-        """Set nothing: a reader is about to start."""
+        """Clear all signals, before a reader starts."""
         self.halt(False)
         self.urge(False)
 
     def halt(self, halts: bool) -> None:
-        """Let the reader read nothing more, or read on."""
+        """Stop the reader from reading, or let it continue."""
         self._set(HALT, halts)
 
     def urge(self, is_urgent: bool) -> None:
-        """Let what comes through the control lane begin a batch at once, or no more."""
+        """Set whether messages in the control lane begin a batch at once."""
         self._set(URGENT, is_urgent)
 
     @property
     def halts(self) -> bool:
-        """Whether nothing more may be read."""
+        """Whether the reader must not read."""
         return self._is_set(HALT)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether what comes through the control lane begins a batch at once."""
+        """Whether messages in the control lane begin a batch at once."""
         return self._is_set(URGENT)
 
     def _set(self, name: str, is_set: bool) -> None:

@@ -1,7 +1,7 @@
-"""The sink: carries out what a micro-batch of an instance said.
+"""The sink: writes the output of an instance's micro-batch to the logs.
 
-The last station inside Spark. It collects the few rows the groups made of the batch, and a carrier (log/carrier.py)
-appends what they say. Spark repeats a batch that it cannot prove to have finished, under the same batch id.
+The last step inside Spark. It collects the few rows that the groups produced from the batch, and a carrier
+(log/carrier.py) appends them. Spark replays a batch that it cannot prove to have finished, under the same batch id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whimbrel.spark.nearby import NOWHERE, Nearby
 from whimbrel.spark.processor import MESSAGES, OUTGOING, URGENT
 
 Ranges = Callable[[int], tuple[Offset, Offset]]
-"""By batch id: from where to where a batch goes in its inbox. The start is empty if nobody knows."""
+"""By batch id: start and end of a batch in its inbox. The start is empty if it is unknown."""
 
 
 class Sink:
@@ -37,9 +37,9 @@ class Sink:
         operator: str = "the operator",
         synced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`appended` is called after each batch that said something, `urge` with whether any of its parts hurries.
-        `nearby`: where workers leave what is large. `operator`: its name, for errors. `synced` is called before
-        anything is appended: it makes what the checkpoint has of the batch survive a power failure, if asked."""
+        """`appended` is called after each batch with output, `urge` with whether any of its parts is urgent.
+        `nearby`: the folder for large blobs. `operator`: its name, for errors. `synced` is called before
+        anything is appended: with durability "power" it fsyncs the checkpoint of the batch."""
         self._carrier = Carrier(writer, outbox, inbox_of, operator)
         self._ranges, self._synced = ranges, synced
         self._appended, self._urge = appended, urge
@@ -47,7 +47,7 @@ class Sink:
         self._urgent: set[int] = set()
 
     def append(self, batch: DataFrame, batch_id: int) -> None:
-        """Carry out one batch. May be called again with the same batch and id."""
+        """Append the output of one batch. May be called again with the same batch and id."""
         rows = self._rows(batch)
         start, end = self._ranges(batch_id)
         self._synced()
@@ -63,15 +63,15 @@ class Sink:
             self._appended()
 
     def _rows(self, batch: DataFrame) -> list[Any]:
-        """A batch's rows, by part. Through Arrow: `collect` takes bytes for text, which is five times slower."""
+        """A batch's rows, by part. Through Arrow: `collect` handles bytes as text, which is five times slower."""
         rows = [SimpleNamespace(**row) for row in batch.toArrow().to_pylist()]
         for row in rows:
             row._body = self._nearby.blob(row._body, row._file)
-        self._nearby.sweep()  # Spark repeats a batch from its source on
+        self._nearby.sweep()  # safe: Spark replays a batch from its source on
         return sorted(rows, key=lambda row: row._part)
 
     def _note_urgent(self, rows: Sequence[Any]) -> None:
-        """Parts of which a batch says nothing are as they were."""
+        """Parts without rows in a batch keep their urgency."""
         before = self._urgent
         self._urgent = before - {row._part for row in rows} | {row._part for row in rows if row._kind == URGENT}
         if bool(self._urgent) != bool(before):

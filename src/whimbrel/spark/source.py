@@ -1,19 +1,19 @@
 """The source: a Spark streaming data source over an instance's inbox.
 
-Stands between the inbox log and the shuffle. A batch is all of the control lane that is there, and as much of the data
+It is between the inbox log and the shuffle. A batch is the whole content of the control lane, and as much of the data
 lane as the batch may hold; Spark's offset is the pair of log positions. Two shapes of the same records:
 
-    bundles   one row a group (bundle.py), straight from the log's entries: nothing is touched per record
-    rows      one row a record, typed, for a stage whose `prepare` wants to work on them
+    bundles   one row per group (bundle.py), built from the log's entries without work per record
+    rows      one row per record, typed, for a stage with a `prepare`
 
-When a batch begins is decided here, not by Spark's trigger: at most once in a while (`pace_ms`), so that queries on few
-cores do not get in each other's way, and less often if the instance cannot hold that pace; but at once if keys stand
-still for what has come through the control lane.
+The source decides when a batch begins, not Spark's trigger: at most once per `pace_ms`, so that queries on few cores
+do not compete, and less often if the instance cannot keep that pace; but at once if keys wait for messages of the
+control lane.
 
-Spark asks for the next batch when it has committed the one before: then the source commits its position to the inbox
-log, for all who ask how far the instance is, and trims the inbox. It does not wait for the disk, nor long for another
-process that has the log locked: a position that comes late, or is lost in a power failure, is too low, and the start of
-a query sets it right (query.py).
+Spark calls for the next batch when it has committed the previous one: then the source commits its position to the inbox
+log, where other components read it, and trims the inbox. It does not wait for the disk, nor long for another process
+that holds the log's lock: a position that is late, or lost in a power failure, is too low, and the start of a query
+corrects it (query.py).
 
 Spark runs a reader in two places: `latestOffset` and `partitions` in one long-lived process beside the driver, `read`
 in a task.
@@ -49,16 +49,16 @@ from whimbrel.spark.signals import Signals
 
 FORMAT = "whimbrel"
 MOST_CONTROL = 64 << 20
-"""Bytes of parcels that one batch takes, about: more of them wait, as they would in a link."""
+"""Approximate bytes of parcels per batch: the rest waits, as it would in a link."""
 TRIM_EVERY = 64
-"""Entries to gather before the inbox is trimmed: a trim is a write, and writers wait for each other."""
+"""Entries per trim of the inbox: a trim is a write, and writers wait for each other."""
 BUSY = 0.05
-"""Seconds that a batch waits at most to say how far it is while another process writes to the inbox."""
+"""Seconds that a batch waits at most to commit its position while another process writes to the inbox."""
 
 LONGEST_REST = 2
-"""How many times its pace an instance rests at most that cannot hold it."""
+"""The longest pause of an instance that cannot keep its pace, as a multiple of the pace."""
 GLANCE = 0.02
-"""Seconds between looks into the inbox while it is empty, or while it is too early for a batch."""
+"""Seconds between polls of the inbox while it is empty, or while it is too early for a batch."""
 
 NUMBERS = ("groups", "max_records", "rows", "trim", "pace_ms")
 TEXTS = ("reader", "nearby", "checkpoint")
@@ -66,7 +66,7 @@ TEXTS = ("reader", "nearby", "checkpoint")
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader is told, as text: Spark hands options over as strings."""
+    """The options of a reader; Spark passes options as strings."""
 
     path: str
     schema: pa.Schema
@@ -76,13 +76,13 @@ class Reading:
     rows: bool = False
     trim: bool = True
     pace_ms: int = 0
-    """Least time from the beginning of a batch to that of the next."""
+    """The minimum time between the starts of two batches."""
     reader: str = ""
-    """Under which name it commits its position; under none: not at all."""
+    """The name under which it commits its position; empty: it does not commit."""
     nearby: str = ""
-    """The query's own folder: for large blobs, and where it is told to halt, or to hurry (signals.py)."""
+    """The query's own folder: for large blobs, and for the signals halt and urgent (signals.py)."""
     checkpoint: str = ""
-    """Where the checkpoint lies, if it must be on the disk before the inbox is trimmed."""
+    """The folder of the checkpoint, if it must be fsynced before the inbox is trimmed."""
 
     def options(self) -> dict[str, str]:
         """For `readStream.options`."""
@@ -92,7 +92,7 @@ class Reading:
 
     @staticmethod
     def of(options: Any) -> Reading:
-        """Back from Spark's options."""
+        """Parse Spark's options."""
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(options["schema"])))
         groups, most, rows, trim, pace_ms = (int(options[name]) for name in NUMBERS)
         texts = (options[name] for name in TEXTS)
@@ -116,7 +116,7 @@ class InboxSource(DataSource):
 
 @dataclass
 class Range(InputPartition):
-    """One batch's entries."""
+    """The entries of one batch."""
 
     start: Offset
     end: Offset
@@ -132,7 +132,7 @@ class InboxReader(DataSourceStreamReader):
         self._finished: Offset | None = None
         self._began = -math.inf
         self._due: float | None = -math.inf
-        """Before when the next batch does not begin, if nobody hurries; None while one is under way."""
+        """The earliest time of the next batch, unless it is urgent; None while a batch runs."""
 
     def initialOffset(self) -> Offset:
         log = open_log(self.reading.path)
@@ -142,8 +142,8 @@ class InboxReader(DataSourceStreamReader):
         return ReadMaxRows(self.reading.max_records)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        if start != self._finished:  # Spark asks when all before it is committed
-            with suppress(Unavailable):  # locked, or a full disk: next time
+        if start != self._finished:  # Spark calls this when all before `start` is committed
+            with suppress(Unavailable):  # locked, or a full disk: retry at the next call
                 self._finish(start)
                 self._finished = start
         log = open_log(self.reading.path)
@@ -156,7 +156,7 @@ class InboxReader(DataSourceStreamReader):
         return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
 
     def _finish(self, start: Offset) -> None:
-        """Commit that everything before is applied and written, and trim what has been gathered of it."""
+        """Commit that everything before `start` is applied and written, and trim it in steps of `TRIM_EVERY`."""
         log = open_log(self.reading.path, timeout=BUSY)
         if self.reading.reader:
             log.commit(self.reading.reader, positions(start))
@@ -168,15 +168,15 @@ class InboxReader(DataSourceStreamReader):
                 self._trimmed[name] = start[name]
 
     def _next(self, log: Log, start: Offset) -> float:
-        """When a batch may begin, now that the one before has ended. If that took longer than the pace, the machine has
-        too much to do: the instance rests for as long as it was late, so that there are fewer and larger batches. Not
-        if a whole one waits already."""
+        """The earliest time of the next batch, now that the previous one has ended. If that took longer than the pace,
+        the machine is overloaded: the instance pauses for as long as it was late, so that batches become fewer and
+        larger. It does not pause if a full batch waits already."""
         pace, took = self.reading.pace_ms / 1000, time.monotonic() - self._began
         late = 0.0 if log.backlog(start["data"]) >= self.reading.max_records else max(took - pace, 0.0)
         return self._began + max(pace, took + min(late, LONGEST_REST * pace))
 
     def _awaits(self, log: Log, start: Offset, due: float) -> bool:
-        """Wait until it is time for a batch, but not for ever; return whether it is. Spark asks again."""
+        """Wait until a batch is due, for a bounded time; return whether it is. Spark calls again."""
         pace = self.reading.pace_ms / 1000
         end = time.monotonic() + pace
         while not self._signals.halts:
@@ -215,7 +215,7 @@ class InboxReader(DataSourceStreamReader):
 
 
 def row_schema(user: pa.Schema) -> pa.Schema:
-    """A record as a row: Whimbrel's columns, the user's, and the record's place; in types that Spark has, too."""
+    """A record as a row: Whimbrel's columns, the user's, and the record's place; in types that Spark supports."""
     columns = [*entry_schema(user), *PLACE]
     schema = to_arrow_schema(from_arrow_schema(pa.schema(columns)), timezone="UTC")
     assert isinstance(schema, pa.Schema)
@@ -223,10 +223,10 @@ def row_schema(user: pa.Schema) -> pa.Schema:
 
 
 def placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
-    """An entry's records, as `row_schema` says, each with its place in the inbox."""
+    """An entry's records with `row_schema`, each with its place in the inbox."""
     batch = decode(entry.blob)
     first = entry.position * ROWS
-    # Minus, so that the control lane sorts before the data lane.
+    # Negative, so that the control lane sorts before the data lane.
     lanes = pa.array(np.full(batch.num_rows, -int(lane), np.int8))
     offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
     batch = batch.append_column(PLACE[0], lanes).append_column(PLACE[1], offsets)
@@ -246,11 +246,11 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 # ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────
 
 _logs: dict[tuple[str, bool, float], tuple[Log, int]] = {}
-"""By path and how it is opened: the log, and the file that it has open."""
+"""By path and mode: the log, and the inode of its file."""
 
 
 def open_log(path: str, durable: bool = False, timeout: float = 10.0) -> Log:
-    """The log at a path, opened once a process: readers are made anew for each task. A worker may outlive a data
+    """The log at a path, opened once per process, because each task creates new readers. A worker may outlive a data
     directory: another file under the same name is another log."""
     found = _logs.get((path, durable, timeout))
     if found is None or _inode(path) != found[1]:

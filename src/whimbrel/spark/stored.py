@@ -1,15 +1,15 @@
-"""The state of one part in Spark's state store: a base and the deltas since, and a head that says which.
+"""The state of one part in Spark's state store: a base, the deltas since, and a head that lists them.
 
-Stands below the processor. Spark's state store is the truth; a worker only remembers what it last wrote, and checks
-before each batch that nobody has written since: the head holds a nonce for each delta. Tasks wander between workers,
-so usually a worker that has been away lacks one or two deltas and fetches just those. Only a worker that does not know
-the part at all, or knows something that was never committed (a batch that failed), loads everything.
+The processor uses it. Spark's state store is the source of truth; a worker only caches what it last wrote, and checks
+before each batch that no other worker has written since: the head holds a nonce for each delta. Tasks move between
+workers, so usually a worker that has missed batches lacks one or two deltas and fetches just those. Only a worker that
+does not have the part at all, or has something that was never committed (a failed batch), loads everything.
 
-Bytes come back from the store at 45 MB/s, because Spark takes them for text on the way. So a large blob is left nearby
-as well, under its nonce, for the next worker that lacks it; who finds none asks the store.
+The store returns bytes at 45 MB/s, because Spark handles them as text on the way. So a large blob is also written
+nearby, under its nonce, for the next worker that lacks it; a worker that finds none reads from the store.
 
 Each call to the store is a round trip to the JVM: a batch makes three (read the head, write a delta, write the head).
-Each state variable costs Spark several milliseconds a task, used or not: so there is one, and the head is in it.
+Each state variable costs Spark several milliseconds per task, used or not: so there is one, and the head is in it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NUMBER = StructType([StructField("number", IntegerType())])
 HEAD = -1
 
 GROWTH = 5
-"""A part is compacted when so many times its size is stored: loading reads at most so much too much. Keys that come
-make deltas as well, but in these nothing is too much."""
+"""A part is compacted when its stored bytes exceed this multiple of its size: that bounds what loading reads. Deltas
+of new keys add to the size as well, so they alone never reach the multiple."""
 FLOOR = 64 << 10
-"""A part smaller than this counts as so large."""
+"""Bytes: a smaller part counts as this large."""
 MOST = 512
-"""Deltas are compacted when there are so many, however small: loading makes one call for each."""
+"""Deltas are compacted when there are this many, however small: loading makes one call for each."""
 REMEMBERED = 64
-"""So many of the latest nonces stay in the head: a worker that was away for longer loads everything."""
+"""The number of latest nonces in the head: a worker that has missed more deltas loads everything."""
 
 
 class Head(msgspec.Struct, array_like=True):
-    """What is stored: numbers `first` (the base) to `next - 1`, the latest of them with their nonces."""
+    """The list of what is stored: numbers `first` (the base) to `next - 1`, the latest of them with their nonces."""
 
     parts: int
     first: int = 0
@@ -53,21 +53,21 @@ class Head(msgspec.Struct, array_like=True):
 
 
 class Missing(NamedTuple):
-    """What a worker lacks: `deltas` on top of what it has, or, if not `on_top`, on top of nothing."""
+    """What a worker lacks: `deltas` on top of its cached instance, or, if not `on_top`, of an empty one."""
 
     deltas: list[bytes]
     on_top: bool
 
 
 class StoredPart:
-    """What the store has of the group that is being processed."""
+    """The stored state of the group that is being processed."""
 
     def __init__(self, handle: StatefulProcessorHandle, nearby: Nearby) -> None:
         self._blobs = handle.getMapState("blobs", NUMBER, BLOB)
         self._nearby = nearby
 
     def open(self, parts: int) -> Head:
-        """The head as it is now."""
+        """The current head. Raises `Refused` if the number of parts has changed."""
         found = self._blobs.getValue((HEAD,))
         head = wire.unpack(bytes(found[0]), Head) if found else Head(parts)
         if head.parts != parts:
@@ -78,28 +78,28 @@ class StoredPart:
         return head
 
     def missing(self, head: Head, nonce: int) -> Missing:
-        """What a worker must load that has everything up to `nonce` (zero: nothing)."""
+        """What a worker with everything up to `nonce` (zero: nothing) must load."""
         on_top = nonce in head.nonces
         behind = len(head.nonces) - 1 - head.nonces.index(nonce) if on_top else head.next - head.first
         return Missing([self._delta(head, number) for number in range(head.next - behind, head.next)], on_top)
 
     def outgrown(self, head: Head, size: int, whole: Callable[[], int]) -> bool:
-        """Whether a base should be written, of at least `whole` bytes, instead of deltas of this size."""
+        """Whether to write a base, of at least `whole` bytes, instead of deltas of this size."""
         stored = head.base_bytes + head.delta_bytes + size
         grown = stored > GROWTH * max(head.base_bytes, FLOOR) and stored > GROWTH * whole()
         return grown or head.next - head.first >= MOST
 
     def append(self, head: Head, deltas: list[bytes]) -> int:
-        """Store what a batch changed; return the nonce of the last delta."""
+        """Store the changes of a batch; return the nonce of the last delta."""
         head.delta_bytes += sum(map(len, deltas))
         return self._store(head, deltas)
 
     def compact(self, head: Head, base: list[bytes]) -> int:
-        """Store everything anew, in place of the deltas so far; return the nonce of the last blob."""
+        """Store a new base in place of everything so far; return the nonce of the last blob."""
         self._blobs.clear()
         self._remove(head.nonces)
         head.first, head.base_bytes, head.delta_bytes = head.next, sum(map(len, base)), 0
-        # A base says nothing of the keys that are gone, so it cannot be loaded on top of what a worker has.
+        # A base does not list removed keys, so it cannot be loaded on top of a cached instance.
         head.nonces = []
         return self._store(head, base)
 
@@ -110,7 +110,7 @@ class StoredPart:
             return left
         found = self._blobs.getValue((number,))
         if found is None:
-            raise Corrupt(f"the state store lacks delta {number}, which its head names")
+            raise Corrupt(f"the state store lacks delta {number}, which its head lists")
         return bytes(found[0])
 
     def _store(self, head: Head, blobs: list[bytes]) -> int:

@@ -1,9 +1,9 @@
-"""The state stores that a query leaves in Spark's JVM when it ends.
+"""Closes the state stores that a query leaves in Spark's JVM when it ends.
 
-Spark keeps them for up to a minute, until its maintenance comes round, and then writes the snapshots that are due into
-the checkpoint. By then the folder may be that of another run: a checkpoint that was copied there, given up and begun
-anew, or put back from a backup. Its next start would load the snapshot of a past that it never had. So the stores of a
-query are closed when it ends, and nothing is written to its checkpoint after that.
+Spark keeps them loaded for up to one minute, until its next maintenance, which then writes pending snapshots into the
+checkpoint. By then the folder may belong to another run: a checkpoint that was copied there, discarded and created
+anew, or restored from a backup. Its next start would load a snapshot that is not its own. So the stores of a query are
+closed when it ends, and nothing is written to its checkpoint after that.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 OPERATOR, STORE = 0, "default"
-"""The only stateful operator of our queries, and its only store."""
+"""The only stateful operator of an instance's query, and its only store."""
 
 
 def unload(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
-    """Close the stores of a query that has ended. Nothing happens to those that are closed already."""
+    """Close the stores of a query that has ended. Idempotent."""
     stores = _stores(spark)
     for id in store_ids(spark, query, checkpoint):
         stores.removeFromLoadedProvidersAndClose(id)
 
 
 def loaded(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> int:
-    """How many stores of a query there are in the JVM."""
+    """The number of stores of a query that are loaded in the JVM."""
     stores = _stores(spark)
     return sum(stores.isLoaded(id) for id in store_ids(spark, query, checkpoint))
 
 
 def store_ids(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> list[Any]:
-    """The stores of a query, as Spark knows them: one a partition."""
+    """The ids of a query's stores in Spark: one per partition."""
     execution = query._jsq.streamingQuery()
     root = f"{execution.resolvedCheckpointRoot()}/state"
     jvm = _states(spark)
