@@ -187,8 +187,8 @@ def test_drain_gives_a_handle_for_each_stage_that_has_something_there(house: Hou
     [
         ({"to": ["cloud"]}, wb.Refused, "not cloud itself"),
         ({"to": ["moon"]}, wb.UnknownName, "there is: cloud, edge-1, edge-2"),
-        ({"protocol": "restart"}, wb.Refused, "does not share keys out"),
-        ({"protocol": "auto"}, wb.Refused, "does not share keys out"),
+        ({"protocol": "restart"}, wb.Refused, "cannot distribute keys"),
+        ({"protocol": "auto"}, wb.Refused, "cannot distribute keys"),
         ({"protocol": "teleport"}, wb.UnknownName, "there is: fetch"),
         ({"split": 3}, wb.UnknownName, "option of live"),
     ],

@@ -67,7 +67,7 @@ def test_a_process_speaks_in_its_own_name_alone(house: House) -> None:
         lambda: gateway.beat(beat(house, "cloud")),
     ]
     for call in refused:
-        with pytest.raises(Refused, match="to call, and not for"):
+        with pytest.raises(Refused, match="only, not by"):
             call()
     assert house.orchestrator is not None
     assert house.orchestrator.control.sites["edge-1"].peer.life is None
