@@ -13,7 +13,7 @@ from rich.table import Table
 from whimbrel.cli.compare import compare
 from whimbrel.lab.bench import report
 
-bench = typer.Typer(name="bench", help="Measure on this machine, candidates in comparison.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure on this machine, candidates against each other.", no_args_is_help=True)
 bench.command()(compare)
 
 

@@ -29,7 +29,7 @@ def demo(
         Path | None, typer.Option(help="Keep logs and checkpoints here (default: a temporary folder).")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the picture and the report.")] = Path("whimbrel-demo"),
-    trigger: Annotated[str, typer.Option(help="The interval at which a site starts micro-batches.")] = TRIGGER,
+    trigger: Annotated[str, typer.Option(help="The minimum interval between micro-batches of a site.")] = TRIGGER,
     durability: Annotated[
         str, typer.Option(help='"process", or "power": acknowledged data survives a power failure.')
     ] = PROCESS,

@@ -30,7 +30,7 @@ Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline:
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
 Sites = Annotated[str, typer.Option(help="The sites, separated by commas; all keys start at the first.")]
 Links = Annotated[str, typer.Option(help='The links between the sites, e.g. "delay=100ms,rate=20mbit".')]
-Trigger = Annotated[str, typer.Option(help="The interval at which a site starts micro-batches.")]
+Trigger = Annotated[str, typer.Option(help="The minimum interval between micro-batches of a site.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]

@@ -24,7 +24,7 @@ from whimbrel.roles.gateway import SAVE_EVERY
 
 SNAPSHOT = "deployment"
 TRIGGER = "500 milliseconds"
-"""The interval at which a site starts micro-batches, unless configured: without one, sites on few cores would only slow
+"""The minimum interval between micro-batches of a site, unless configured: without one, sites on few cores only slow
 each other down, and a site without records would poll all the time."""
 PATIENCE = 60.0
 """Seconds to wait for the orchestrator's first write to a new data directory."""

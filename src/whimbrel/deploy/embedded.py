@@ -271,12 +271,12 @@ def run(
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory from which a killed run can continue; a temporary one if not given. `trigger`: the
-    interval at which a site starts micro-batches. `keep`: never trim the ingress log. `spark`: your own SparkSession.
-    `links`: the network between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites. `store`: a
-    directory or `s3://bucket/prefix`, where increments are saved every `save_every` seconds. `reserve`: while fewer
-    bytes are free on a disk, the roles that write to it accept no input. `durability`: "process", or "power" if
-    acknowledged data must survive a power failure. `accept_loss`: instances whose checkpoint is gone, and which may
-    start from an empty one, without the state of their keys.
+    minimum interval between micro-batches of a site. `keep`: never trim the ingress log. `spark`: your own
+    SparkSession. `links`: the network between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of
+    sites. `store`: a directory or `s3://bucket/prefix`, where increments are saved every `save_every` seconds.
+    `reserve`: while fewer bytes are free on a disk, the roles that write to it accept no input. `durability`:
+    "process", or "power" if acknowledged data must survive a power failure. `accept_loss`: instances whose checkpoint
+    is gone, and which may start from an empty one, without the state of their keys.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")

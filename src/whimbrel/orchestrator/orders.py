@@ -43,7 +43,7 @@ class Request:
         """The receipt of the first attempt. Raises `Refused` if the name was used for a different request."""
         if answered.said != self.said:
             raise Refused(
-                f"the request {self.name!r} has been answered with different content; give this one a new name"
+                f"the request {self.name!r} was already answered for different content; give this one a new name"
             )
         return answered.receipt
 

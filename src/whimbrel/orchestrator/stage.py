@@ -213,7 +213,7 @@ class StageControl:
         for name in lost:
             if owners.select(name, selection) != owners.select(name):
                 raise Refused(
-                    f"restore restores all keys of {name}, but some of them were not selected; "
+                    f"restore always takes all keys of {name}, but some of them were not selected; "
                     f"select all of them, for example with at={self.coordinator.sites[name]!r}"
                 )
 
