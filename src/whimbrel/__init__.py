@@ -30,7 +30,7 @@ _MODULES = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # who uses a library decides what it logs, and where
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # the application decides what a library logs, and where
 
 __all__ = [
     "App",

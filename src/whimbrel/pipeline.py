@@ -1,4 +1,4 @@
-"""What a user writes to describe a job: a pipeline of stages, where its records come from, where its results go.
+"""The description of a job by its user: a pipeline of stages, its source, its sinks.
 
 Nothing here runs anything: `whimbrel.run` does (deploy/embedded.py).
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Csv:
-    """A CSV file with a header: as a source, read at `rate` rows a second; as a sink, written as results come."""
+    """A CSV file with a header: as a source, read at `rate` rows per second; as a sink, written as results arrive."""
 
     path: str | Path
     schema: str | pa.Schema | None = None
@@ -41,17 +41,17 @@ class Csv:
     """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
-        """This, to read from."""
+        """The source that reads it."""
         return sources.CsvSource(Path(self.path), _schema(self.schema), self.rate, self.limit)
 
     def sink(self) -> Sink:
-        """This, to write to."""
+        """The sink that writes it."""
         return sinks.CsvSink(Path(self.path), self.columns, self.overwrite)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file with one JSON object a line."""
+    """A file with one JSON object per line."""
 
     path: str | Path
     schema: str | pa.Schema | None = None
@@ -64,11 +64,11 @@ class JsonLines:
     """As a sink: replace a file that another run wrote."""
 
     def source(self) -> sources.Source:
-        """This, to read from."""
+        """The source that reads it."""
         return sources.JsonLinesSource(Path(self.path), _schema(self.schema), self.rate, self.limit)
 
     def sink(self) -> Sink:
-        """This, to write to."""
+        """The sink that writes it."""
         return sinks.JsonLinesSink(Path(self.path), self.identity, self.overwrite)
 
 
@@ -81,7 +81,7 @@ class Parquet:
     """Replace the files that another run wrote."""
 
     def sink(self) -> Sink:
-        """This, to write to."""
+        """The sink that writes it."""
         return ParquetSink(Path(self.path), self.overwrite)
 
 
@@ -89,7 +89,7 @@ class Parquet:
 class Items:
     """Rows from Python: an iterable of dictionaries, or a function that returns one.
 
-    To go on after a restart it must give the same rows again: then pass a function, or a list.
+    To continue after a restart it must give the same rows again: then pass a function, or a list.
     """
 
     items: Iterable[Row] | Callable[[], Iterable[Row]]
@@ -97,20 +97,20 @@ class Items:
     rate: float | None = None
 
     def source(self) -> sources.Source:
-        """This, to read from."""
+        """The source that reads it."""
         return sources.Items(self.items, _schema(self.schema), self.rate)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A piece of a pipeline: stateless PySpark (`prepare`), then one keyed operator."""
+    """A stage of a pipeline: stateless PySpark (`prepare`), then one keyed operator."""
 
     name: str
     operator: Operator
     prepare: Prepare | None
     key: str
     schema: pa.Schema | None
-    """Of the stage's input; None for the first stage, whose source knows."""
+    """The schema of the stage's input; None for the first stage, whose source has it."""
     groups: int
     partitions: int
 
@@ -123,10 +123,10 @@ class Pipeline:
     source: Csv | JsonLines | Items | Iterable[Row]
     key: str
     event_time: str | None = None
-    """A column with the time of the event; the time of arrival if there is none."""
+    """The column with the event time; if not given, the time of arrival."""
     max_ahead: float | None = 3600.0
     """Seconds by which an event's time may be ahead of the gateway's clock. A record further ahead goes to the dead
-    letters: it would move event time, and fire every timer until then. None: any time is taken in."""
+    letters: it would advance event time, and fire every timer until then. None: any time is accepted."""
     stages: list[Stage] = field(default_factory=list)
     sinks: list[Any] = field(default_factory=list)
 
@@ -146,13 +146,13 @@ class Pipeline:
         groups: int = 4,
         partitions: int = 1,
     ) -> Pipeline:
-        """Add a stage. A stage behind another one reads its results: it needs `key` and `schema` of its own.
+        """Add a stage. A stage after another one reads its results: it needs its own `key` and `schema`.
 
         `prepare` is any function of PySpark DataFrames that keeps the columns whose names begin with `_`.
         """
         takes_context(operator)
         if any(stage.name == name for stage in self.stages) or not name.isidentifier():
-            raise Refused(f"a stage needs a name of its own, made of letters, digits and _; not {name!r}")
+            raise Refused(f"a stage needs a unique name made of letters, digits and _, got {name!r}")
         check_name("stage", name)
         if self.stages and (key is None or schema is None):
             raise Refused(
@@ -162,18 +162,18 @@ class Pipeline:
         return self
 
     def sink(self, sink: Csv | JsonLines | Parquet | Callable[[dict[str, Any]], object]) -> Pipeline:
-        """Add a sink behind the last stage: a file, or a function called with each result."""
+        """Add a sink after the last stage: a file, or a function called with each result."""
         if not callable(sink) and not hasattr(sink, "sink"):
-            raise Refused(f"{type(sink).__name__} is no sink: use Csv, JsonLines, Parquet or a function")
+            raise Refused(f"{type(sink).__name__} is not a sink: use Csv, JsonLines, Parquet or a function")
         self.sinks.append(sink)
         return self
 
     def make_source(self) -> sources.Source:
-        """The source, to read from."""
+        """The source that the feed reads from."""
         return self.source.source() if hasattr(self.source, "source") else Items(self.source).source()
 
     def make_sinks(self) -> list[Sink]:
-        """The sinks, to write to."""
+        """The sinks that the outlet writes to."""
         return [sink.sink() if hasattr(sink, "sink") else sinks.FunctionSink(sink) for sink in self.sinks]
 
 

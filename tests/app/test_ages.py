@@ -131,9 +131,12 @@ def test_a_whole_directory_of_one_moment_starts(house: House, moments: tuple[Pat
 
 
 WHICH: list[tuple[str, str]] = [
-    ("ingress-one.db", r"the ingress log of gateway-one lacks its last part: .* router stands at \d+, the log ends at"),
+    (
+        "ingress-one.db",
+        r"the ingress log of gateway-one lacks its last part: .* router is at position \d+, the log ends at",
+    ),
     ("ingress-two.db", r"the ingress log of gateway-two lacks its last part"),
-    ("inbox-one-1.db", r"the inbox of one-1 lacks its last part: gateway-one had given it position"),
+    ("inbox-one-1.db", r"the inbox of one-1 lacks its last part: gateway-one has routed position"),
     ("inbox-two-1.db", r"the inbox of two-1 lacks its last part"),
     ("outbox-one-1.db", r"the outbox of one-1 lacks its last part: the outlet has delivered up to 2, it ends at 1"),
     ("gateway.db", r"lacks its last part"),

@@ -103,7 +103,7 @@ def test_a_plan_may_lie_in_a_file(tmp_path: Path, kind: type) -> None:
 def test_a_file_that_holds_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text)
-    with pytest.raises(wb.Refused, match=r"plan\.json holds no plan: .*; a plan is a JSON list of lists of bins"):
+    with pytest.raises(wb.Refused, match=r"plan\.json is not a plan: .*; a plan is a JSON list of lists of bins"):
         read_plan({"plan": str(file)})
 
 

@@ -244,7 +244,7 @@ def test_an_instance_that_is_detached_gives_its_keys_away_and_leaves(house: Hous
     house.control.dead = {"edge-1"}
     house.run(house.control.detach("sum-2"))
     assert house.owner() == {"sum-3"}
-    with pytest.raises(Refused, match="is the only one"):
+    with pytest.raises(Refused, match="is the only instance"):
         house.control.detach("sum-3")
     house.control.dead = set()
     until(house.is_exact, "every result once")
@@ -357,7 +357,7 @@ def test_a_dead_site_is_restored_by_itself_where_that_may_be(house: House) -> No
     until(house.is_exact, "every result once")
     house.control.dead = {"edge-2", "cloud"}
     look(house, policy)
-    assert policy.waiting == {"sum-3": "no site lives that may take its keys"}
+    assert policy.waiting == {"sum-3": "no live site may take its keys"}
 
 
 def test_if_the_destination_dies_too_it_is_the_next_sites_turn(house: House) -> None:

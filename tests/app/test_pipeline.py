@@ -57,8 +57,8 @@ def counting() -> wb.Pipeline:
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "no stage": (lambda: wb.run(pipeline()), r"pipeline\.stage\("),
     "no site": (lambda: wb.run(counting(), sites=[]), "at least one"),
-    "a site twice": (lambda: wb.run(counting(), sites=["cloud", "cloud"]), "names of their own"),
-    "a stage twice": (lambda: counting().stage("count", Count()), "name of its own"),
+    "a site twice": (lambda: wb.run(counting(), sites=["cloud", "cloud"]), "no site name twice"),
+    "a stage twice": (lambda: counting().stage("count", Count()), "a unique name"),
     "a stage with an odd name": (lambda: pipeline().stage("my stage", Count()), "letters, digits"),
     "a second stage without key": (lambda: counting().stage("two", Count(), schema="k string"), "key='...'"),
     "a second stage without schema": (lambda: counting().stage("two", Count(), key="k"), "schema='name type"),

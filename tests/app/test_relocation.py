@@ -210,7 +210,7 @@ def test_a_site_that_cannot_be_reached_says_nothing_about_what_has_run_there(hou
 
 
 def _unavailable(*args: Any, **named: Any) -> None:
-    raise Unavailable("edge has not been heard yet")
+    raise Unavailable("edge has not sent a heartbeat yet")
 
 
 @pytest.mark.parametrize("died_in", ["stopping", "copying", "starting"])

@@ -59,7 +59,7 @@ def test_a_file_that_makes_no_pipeline_is_refused(tmp_path: Path, name: str, tex
 @pytest.mark.parametrize("name", ["nothing.py", ".", "job.txt"])
 def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "job.txt").touch()
-    with pytest.raises(Refused, match="is no Python file"):
+    with pytest.raises(Refused, match="is not a Python file"):
         load_job(str(tmp_path / name))
 
 

@@ -22,7 +22,7 @@ class Clock:
 def test_silence_makes_suspect_then_dead_and_a_beat_alive_again() -> None:
     clock = Clock()
     peer = Peer("edge-1", 3, 10, clock)
-    with pytest.raises(Unavailable, match="edge-1 has not been heard yet"):
+    with pytest.raises(Unavailable, match="edge-1 has not sent a heartbeat yet"):
         peer.url()
     states = [peer.state]
     for moment, beats in [(5, False), (6, True), (8.9, False), (9, False), (15.9, False), (16, False), (17, True)]:

@@ -187,8 +187,8 @@ def test_drain_gives_a_handle_for_each_stage_that_has_something_there(house: Hou
     [
         ({"to": ["cloud"]}, wb.Refused, "not cloud itself"),
         ({"to": ["moon"]}, wb.UnknownName, "there is: cloud, edge-1, edge-2"),
-        ({"protocol": "restart"}, wb.Refused, "does not share keys out"),
-        ({"protocol": "auto"}, wb.Refused, "does not share keys out"),
+        ({"protocol": "restart"}, wb.Refused, "cannot distribute keys"),
+        ({"protocol": "auto"}, wb.Refused, "cannot distribute keys"),
         ({"protocol": "teleport"}, wb.UnknownName, "there is: fetch"),
         ({"split": 3}, wb.UnknownName, "option of live"),
     ],
@@ -379,7 +379,7 @@ def test_nobody_there_is_told() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://somewhere", "somewhere", "http://", "http://here:port", ""])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(wb.Refused, match="is no address"):
+    with pytest.raises(wb.Refused, match="is not an address"):
         wb.connect(url, token="t")
 
 
@@ -397,7 +397,7 @@ def test_it_speaks_tls_with_a_certificate_that_is_trusted(calm: House) -> None:
             assert client.status()["pipeline"] == "p"
         with wb.connect(server.url, token=server.token) as client, pytest.raises(Unavailable, match="certificate"):
             client.status()
-    with pytest.raises(wb.Refused, match="holds no certificate"):
+    with pytest.raises(wb.Refused, match="is not a certificate"):
         wb.connect(server.url, token="t", certificate=HERE / "test_client.py")
 
 

@@ -174,7 +174,7 @@ def test_only_so_many_calls_wait_and_a_client_waits_all_the_same(
             thread.start()
         until(lambda: house.http.get("/migrations/m1?wait=0.01").status_code == 503, "both wait")
         told = problem(house.http.get("/migrations/m1?wait=1"))
-        assert told == (503, "Unavailable", "2 calls wait for migrations already; ask again later, or without wait=")
+        assert told == (503, "Unavailable", "2 calls already wait for migrations; retry later, or without wait=")
         assert house.http.get("/migrations/m1").status_code == 200
         with wb.connect(data=tmp_path) as client:
             waiting = threading.Thread(target=lambda: answers.append(client.handle("m1").wait(60)))

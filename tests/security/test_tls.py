@@ -78,7 +78,7 @@ def test_a_certificate_for_another_host_is_not_trusted(target: Target) -> None:
 
 
 def test_a_plain_client_fails_and_is_told_what_to_do(server: Server, target: Target) -> None:
-    with pytest.raises(Unavailable, match="speaks TLS: start this process with --certificate, --key and --ca"):
+    with pytest.raises(Unavailable, match="uses TLS: start this process with --certificate, --key and --ca"):
         remote(Port, lambda: server.url, "secret").hang()
     with pytest.raises(httpx.TransportError):
         httpx.post(server.url.replace("https", "http") + "/internal/hang", headers={"Authorization": "Bearer secret"})
@@ -97,7 +97,7 @@ def test_nothing_is_sent_in_the_clear_by_who_speaks_tls() -> None:
         thread = threading.Thread(target=listen)
         thread.start()
         plain = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(Unavailable, match="does not speak TLS, and this process sends nothing in the clear"):
+        with pytest.raises(Unavailable, match="does not use TLS, and this process sends nothing unencrypted"):
             remote(Port, lambda: plain, "secret", tls=GOOD).hang()
         thread.join()
     assert heard == []
@@ -112,7 +112,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(Refused, match=told):
             tls.client()
-        with pytest.raises(Refused, match="no certificate"):
+        with pytest.raises(Refused, match="not a certificate"):
             Server.between(bare("test"), tls)
     with pytest.raises(Refused, match="all three, or none"):
         tls_of(GOOD.certificate, GOOD.key, None)
@@ -133,7 +133,7 @@ def test_processes_that_speak_tls_find_each_other(tmp_path: Path, monkeypatch: p
         assert (data / "orchestrator.url").read_text().startswith("https://")
         plain = Child("-m", "whimbrel", "gateway", *start, cwd=tmp_path)
         children.append(plain)
-        until(lambda: "speaks TLS: start this process with" in plain.told(), "a plain one says what is wrong", 100)
+        until(lambda: "uses TLS: start this process with" in plain.told(), "a plain one says what is wrong", 100)
         with wb.connect(data=data, certificate=GOOD.ca) as client:
             assert client.status()["processes"]["gateway"]["state"] == "unheard"
             plain.kill()

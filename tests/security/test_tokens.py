@@ -143,7 +143,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for act in (tokens.revoke, tokens.rotate):
         with pytest.raises(UnknownName, match="there is: a, operator, reader"):
             act("b")
-    with pytest.raises(Refused, match="no data directory"):
+    with pytest.raises(Refused, match="not a data directory"):
         raise_from(["token", "list", "--data", str(tmp_path / "nothing")])
 
 

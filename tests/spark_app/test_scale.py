@@ -38,7 +38,7 @@ REFUSALS: dict[str, tuple[Callable[[wb.App], Any], type[Exception], str]] = {
     "restart": (
         lambda app: app.scale("chain", instances=2, at="cloud", protocol="restart"),
         wb.Refused,
-        "restart does not share keys",
+        "restart cannot distribute keys",
     ),
     "no keys": (lambda app: app.scale("chain", instances=2, at="edge-1"), wb.Refused, "app.migrate('chain', to="),
     "budget": (lambda app: app.scale("chain", instances=2, at="cloud", budget=0), wb.Refused, "budget"),

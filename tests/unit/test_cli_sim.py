@@ -46,7 +46,7 @@ def test_a_run_that_holds(tmp_path: Path) -> None:
     status, output = run("--protocol", "live", "--seeds", "6", "--seed", "40", "--jobs", "2", "--json", str(path))
     assert status == 0
     assert "6 histories" in output
-    assert "no promise broken" in output
+    assert "no guarantee violated" in output
     report = json.loads(path.read_text())
     assert report["whimbrel"] == version("whimbrel")
     assert report["revision"] is None or len(report["revision"]) == 40

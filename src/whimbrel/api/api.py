@@ -1,7 +1,7 @@
-"""The REST API over `Control`: paths, bodies, answers. Only passes on and translates.
+"""The REST API over `Control`: paths, bodies, answers. Only forwards and translates.
 
-Every answer is JSON, also that to a call that is refused (`problems.py`). A POST may carry an `Idempotency-Key`:
-sent again with the same key it has no second effect and gets the same answer, also after a restart.
+Every answer is JSON, also that to a refused call (`problems.py`). A POST may carry an `Idempotency-Key`: sent again
+with the same key it has no second effect and gets the same answer, also after a restart.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from whimbrel.orchestrator.orders import (
 from whimbrel.rpc.limits import WAITING
 
 LOOK = 0.1
-"""Seconds between two looks at a migration that somebody waits for."""
+"""Seconds between two checks of a migration that a call waits for."""
 LONGEST = 60.0
-"""Seconds that one call may wait; a client that wants more calls again."""
+"""Seconds that one call may wait; a client that needs longer calls again."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem} for status in (400, 401, 403, 404, 405, 409, 413, 422, 500, 503)
@@ -61,8 +61,8 @@ def make_api(
     limit: int = BODY,
     stopping: threading.Event | None = None,
 ) -> ASGI:
-    """The API as an ASGI application, behind its guard. `who`: whose token something is. `stopping`: when set, nobody
-    waits any more."""
+    """The API as an ASGI application, behind its guard. `who`: the user of a token. `stopping`: when set, waiting calls
+    return."""
     return Guard(make_app(control, stopping or threading.Event()), who, limit)
 
 
@@ -71,7 +71,7 @@ def make_app(control: Control, stopping: threading.Event) -> FastAPI:
     app = FastAPI(
         title="Whimbrel",
         description="Orders for a running application.",
-        docs_url=None,  # the pages would be loaded from elsewhere
+        docs_url=None,  # these pages would load scripts from other hosts
         redoc_url=None,
         responses=PROBLEMS,
         dependencies=[Security(HTTPBearer(auto_error=False, description="The file `token` of the data directory."))],
@@ -95,7 +95,7 @@ def make_app(control: Control, stopping: threading.Event) -> FastAPI:
 
 
 async def named(call: Call, idempotency_key: Annotated[str | None, Header(pattern="^[!-~]{1,200}$")] = None) -> Request:
-    """The request that a call is: who sends it, and its name, if it has one."""
+    """The request of a call: its sender, and its idempotency key, if it has one."""
     user: User | None = call.scope.get(USER)
     by = "over REST" if user is None else f"{visible(user.name)} over REST"
     said = hashlib.sha256(f"{call.method} {call.url.path}\n".encode() + await call.body()).hexdigest()
@@ -106,7 +106,7 @@ Named = Annotated[Request, Depends(named)]
 
 
 class Once:
-    """Answers each request that has a name once."""
+    """Executes each request that has an idempotency key once."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -114,12 +114,12 @@ class Once:
         self._lock = threading.Lock()
 
     def order(self, request: Request, act: Callable[[], Receipt]) -> Receipt:
-        """The receipt of an order, which is remembered together with what it control."""
+        """The receipt of an order, which is journalled together with its migrations."""
         with self._answering(request) as found:
             return act() if found is None else found
 
     def tell(self, request: Request, act: Callable[[], object]) -> None:
-        """Do something that may be repeated; it is remembered when it is done."""
+        """Do something idempotent; it is journalled when it is done."""
         with self._answering(request) as found:
             if found is None:
                 act()
@@ -134,7 +134,7 @@ class Once:
             return
         with self._lock:
             if name in self._under_way:
-                raise Retry(f"the request {name!r} is being answered; ask again in a moment")
+                raise Retry(f"the request {name!r} is being processed; retry in a moment")
             self._under_way.add(name)
         try:
             yield self._control.recall(request)
@@ -150,12 +150,12 @@ def _looking(control: Control) -> APIRouter:
 
     @router.get("/status")
     def status() -> dict[str, Any]:
-        """How things are."""
+        """The status of the application."""
         return control.status()
 
     @router.get("/sites")
     def sites() -> list[SiteStatus]:
-        """The sites, with what is there."""
+        """The sites, with their instances, keys and state."""
         return views.sites(control)
 
     @router.get("/stages")
@@ -165,23 +165,23 @@ def _looking(control: Control) -> APIRouter:
 
     @router.get("/stages/{stage}/routes")
     def routes(stage: str, apart: Annotated[int, Query(ge=0, le=10_000)] = 100) -> list[Route]:
-        """Who owns what of a stage; `apart`: how many keys to name that are routed singly."""
+        """What each instance of a stage owns; `apart`: how many individually routed keys to name."""
         return views.routes(control, stage, apart)
 
     return router
 
 
 class Room:
-    """For so many calls that wait; one more is told to come again."""
+    """Limits the number of waiting calls to `most`; a further call is refused and may retry."""
 
     def __init__(self, most: int) -> None:
         self._most, self._here = most, 0
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place in it. Used by the one thread that serves."""
+        """Occupy one of the places. Used only by the serving thread."""
         if self._here >= self._most:
-            raise Unavailable(f"{self._most} calls wait for migrations already; ask again later, or without wait=")
+            raise Unavailable(f"{self._most} calls already wait for migrations; retry later, or without wait=")
         self._here += 1
         try:
             yield
@@ -200,7 +200,7 @@ def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRoute
 
     @router.post("/stages/{stage}/scale")
     def scale(stage: str, body: Scale, request: Named) -> Receipt:
-        """Let so many instances of a stage share the keys at a site."""
+        """Distribute the keys of a stage at a site over a number of instances."""
         return once.order(request, lambda: _receipt(control.scale(stage, request=request, **body.given())))
 
     @router.post("/sites/{site}/drain")
@@ -215,18 +215,18 @@ def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRoute
 
     @router.get("/migrations/{id:path}/story")
     def story(id: str) -> list[str]:
-        """What happened in a migration, a line each."""
+        """The events of a migration, one per line."""
         return control.story(id)
 
     @router.post("/migrations/{id:path}/abort")
     def abort(id: str, body: Abort, request: Named) -> MigrationStatus:
-        """Call a migration off, if it is not too late."""
+        """Abort a migration, if it has not passed its point of no return."""
         once.tell(request, lambda: control.abort(id, body.reason, by=request.by))
         return views.migration(control, id)
 
     @router.post("/migrations/{id:path}/take_over")
     def take_over(id: str, request: Named) -> MigrationStatus:
-        """Let a warm standby take its keys over."""
+        """Let a warm standby take over its keys."""
         once.tell(request, lambda: control.take_over(id, by=request.by))
         return views.migration(control, id)
 
@@ -234,7 +234,7 @@ def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRoute
     async def migration(
         call: Call, id: str, wait: Annotated[float, Query(ge=0, le=LONGEST)] = 0, warm: bool = False
     ) -> MigrationStatus:
-        """A migration as it is; with `wait`, when it is over (or `warm`), at the latest after so many seconds."""
+        """A migration now; with `wait`, when it is over (or `warm`), at the latest after that many seconds."""
         if not wait:
             return await run_in_threadpool(views.migration, control, id)
         deadline = time.monotonic() + wait
@@ -261,7 +261,7 @@ def _links(control: Control, once: Once) -> APIRouter:
 
     @router.post("/links/mend")
     def mend(body: Pair, request: Named) -> Receipt:
-        """Mend the link between two sites."""
+        """Restore the link between two sites."""
         once.tell(request, lambda: control.mend(body.site, body.other))
         return Receipt()
 
@@ -273,7 +273,7 @@ def _instances(control: Control, once: Once) -> APIRouter:
 
     @router.get("/state")
     def state(instance: str) -> InstanceStatus:
-        """An instance as it is."""
+        """The current state of an instance."""
         return views.state(control, instance)
 
     @router.get("/checkpoint")
@@ -283,32 +283,32 @@ def _instances(control: Control, once: Once) -> APIRouter:
 
     @router.post("/checkpoint")
     def save(instance: str, request: Named) -> Checkpoint:
-        """Let an instance, and with it its stage, save what has changed to the central store, now."""
+        """Order an increment of an instance, and of its whole stage, to the central store now."""
         once.tell(request, lambda: control.save(instance))
         return views.checkpoint(control, instance)
 
     @router.post("/pause")
     def pause(instance: str, request: Named) -> InstanceStatus:
-        """Let an instance end its batch and stand still."""
+        """Let an instance finish its batch, then pause it."""
         once.tell(request, lambda: control.pause(instance))
         return views.state(control, instance)
 
     @router.post("/resume")
     def resume(instance: str, request: Named) -> InstanceStatus:
-        """Let an instance go on."""
+        """Resume a paused instance."""
         once.tell(request, lambda: control.resume(instance))
         return views.state(control, instance)
 
     @router.post("/invoke")
     def invoke(instance: str, body: Invoke, request: Named) -> Receipt:
-        """Let an instance at a site go on with what this one had, from saved state."""
+        """Restore all keys of an instance at another instance of a site, from saved state."""
         return once.order(
             request, lambda: _receipt(control.invoke(instance, body.site, body.checkpoint, request=request))
         )
 
     @router.post("/detach")
     def detach(instance: str, request: Named) -> Receipt:
-        """Take an instance out of its stage."""
+        """Remove an instance from its stage."""
         return once.order(request, lambda: _receipt(control.detach(instance, request=request)))
 
     return router
@@ -326,7 +326,7 @@ async def _tell(call: Call, error: Exception) -> JSONResponse:
 
 
 async def _tell_invalid(call: Call, error: Exception) -> JSONResponse:
-    """What does not fit the schema: the first thing that is wrong, and where."""
+    """The answer to a call that does not match the schema: the first error, and where it is."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(place) for place in first["loc"])
@@ -335,7 +335,7 @@ async def _tell_invalid(call: Call, error: Exception) -> JSONResponse:
 
 
 async def _tell_http(call: Call, error: Exception) -> JSONResponse:
-    """What the framework itself refuses."""
+    """The answer to a call that the framework itself refuses."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return _answer(*problem_of(UnknownName("path", call.url.path, [])))

@@ -1,6 +1,6 @@
-"""What the bodies of calls may hold: every field with its type and bounds, and no other field.
+"""The bodies of calls: every field with its type and bounds, and no other field.
 
-Bounds keep out what could not be stored or would never end; whether an order makes sense is for the orders to say.
+Bounds exclude values that could not be stored or would never end; `Control` checks whether an order is valid.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Bytes = Annotated[int, Field(ge=1, le=2**40)]
 Limit = Annotated[float, Field(gt=0, le=2.0**53)]
 
 INSTANCES = 64
-"""Of a stage at a site: more than any site can run."""
+"""The most instances of a stage at a site: more than any site can run."""
 
 
 class Body(BaseModel):
-    """Strict: nothing is turned into another type, nothing unknown is ignored, NaN is no number."""
+    """Strict: no type conversion, unknown fields are refused, NaN is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     def given(self, *without: str) -> dict[str, Any]:
-        """The fields that were given, but not these."""
+        """The fields that were given, except these."""
         return self.model_dump(exclude_none=True, exclude={*without})
 
 
 class Moving(Body):
-    """What every order may say about how keys move."""
+    """The options that every order has for how keys move."""
 
     protocol: Name | None = None
     deadline: Seconds | None = None
@@ -65,7 +65,7 @@ class Migrate(Moving):
 
 
 class Scale(Moving):
-    """An order to let some instances share the keys at a site."""
+    """An order to distribute the keys at a site over a number of instances."""
 
     at: Name
     instances: Annotated[int, Field(ge=1, le=INSTANCES)]
@@ -78,7 +78,7 @@ class Drain(Moving):
 
 
 class Abort(Body):
-    """Why a migration is called off."""
+    """The reason why a migration is aborted."""
 
     reason: Annotated[str, Field(max_length=1000)] = "called off"
 

@@ -1,6 +1,6 @@
 """The client of the API: the same methods as `App`, the same handles, the same errors, from another process.
 
-Every order carries a name of its own, so one that got no answer is sent again without harm.
+Every order carries a unique idempotency key, so the client can safely retry an order that got no answer.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK = 10.0
-"""Seconds that one call waits for a migration, at most."""
+"""The most seconds that one call waits for a migration."""
 TRIES = 3
-"""How often a call is made that got no answer."""
+"""How often a call without an answer is tried."""
 PAUSE = 0.2
-"""Seconds before a call is made again."""
+"""Seconds before a call is retried."""
 AWAY = 30.0
-"""Seconds that the application may be away while somebody waits: it may be starting again."""
+"""Seconds that the application may be unreachable during a wait: it may be restarting."""
 
 
 class Client:
-    """A running application elsewhere. Made by `connect`."""
+    """A client of a running application. Created by `connect`."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
 
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def status(self) -> dict[str, Any]:
-        """How things are, as plain data."""
+        """The status as plain data."""
         return self._get(dict[str, Any], "status")
 
     def sites(self) -> list[SiteStatus]:
-        """The sites, with what is there."""
+        """The sites, with their instances, keys and state."""
         return self._get(list[SiteStatus], "sites")
 
     def stages(self) -> list[StageStatus]:
@@ -66,10 +66,10 @@ class Client:
         return self._get(list[StageStatus], "stages")
 
     def routes(self, stage: str, apart: int = 100) -> list[Route]:
-        """Who owns what of a stage; with the names of so many keys that are routed singly."""
+        """What each instance of a stage owns; with at most `apart` names of individually routed keys."""
         return self._get(list[Route], "stages", stage, "routes", apart=apart)
 
-    # ── Moving ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Migrations ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def migrate(
         self,
@@ -88,7 +88,7 @@ class Client:
         return self._order(["migrations"], {"stage": stage, "to": to, **some, **read_plan(options)})
 
     def scale(self, stage: str, *, instances: int, at: str, **options: Any) -> RemoteHandle:
-        """Let so many instances of a stage share the keys at a site; options as in `App.scale`."""
+        """Distribute the keys of a stage at a site over `instances` instances; options as in `App.scale`."""
         return self._order(["stages", stage, "scale"], {"instances": instances, "at": at, **read_plan(options)})
 
     def drain(self, site: str, *, to: Iterable[str] | None = None, **options: Any) -> RemoteHandle:
@@ -106,7 +106,7 @@ class Client:
         return self._get(list[MigrationStatus], "migrations")
 
     def migration(self, id: str, wait: float = 0, *, warm: bool = False) -> MigrationStatus:
-        """A migration: as it is, or when it is over (or warm), but after so many seconds at the latest."""
+        """A migration: now, or when it is over (or warm), but after `wait` seconds at the latest."""
         return self._get(MigrationStatus, "migrations", id, wait=wait, warm=warm)
 
     def handle(self, *ids: str) -> RemoteHandle:
@@ -114,15 +114,15 @@ class Client:
         return RemoteHandle(self, list(ids))
 
     def story(self, id: str) -> list[str]:
-        """What happened in a migration, a line each."""
+        """The events of a migration, one per line."""
         return self._get(list[str], "migrations", id, "story")
 
     def abort(self, id: str, reason: str = "called off") -> MigrationStatus:
-        """Call a migration off. Too late after the point of no return: then it goes on to its end."""
+        """Abort a migration. After its point of no return the migration completes instead."""
         return self._post(MigrationStatus, "migrations", id, "abort", body={"reason": reason})
 
     def take_over(self, id: str) -> MigrationStatus:
-        """Let a standby that is warm take its keys over."""
+        """Let a warm standby take over its keys."""
         return self._post(MigrationStatus, "migrations", id, "take_over")
 
     def cut(self, site: str, other: str) -> None:
@@ -130,21 +130,21 @@ class Client:
         self._post(Receipt, "links", "cut", body={"site": site, "other": other})
 
     def mend(self, site: str, other: str) -> None:
-        """Mend the link between two sites."""
+        """Restore the link between two sites."""
         self._post(Receipt, "links", "mend", body={"site": site, "other": other})
 
     # ── One instance ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def pause(self, instance: str) -> InstanceStatus:
-        """Let an instance end its batch and stand still; what comes for it waits in its inbox."""
+        """Let an instance finish its batch, then pause it; its records wait in its inbox."""
         return self._post(InstanceStatus, "instances", instance, "pause")
 
     def resume(self, instance: str) -> InstanceStatus:
-        """Let an instance go on; returns when it serves."""
+        """Resume an instance; returns when it serves."""
         return self._post(InstanceStatus, "instances", instance, "resume")
 
     def state(self, instance: str) -> InstanceStatus:
-        """An instance as it is now."""
+        """The current state of an instance."""
         return self._get(InstanceStatus, "instances", instance, "state")
 
     def checkpoint(self, instance: str) -> Checkpoint:
@@ -152,19 +152,19 @@ class Client:
         return self._get(Checkpoint, "instances", instance, "checkpoint")
 
     def save(self, instance: str) -> Checkpoint:
-        """Let an instance, and with it its stage, save what has changed to the central store, now.
+        """Order an increment of an instance, and of its whole stage, to the central store now.
 
-        Returns when that is ordered; the number of the checkpoint in `status()` grows when it is done.
+        Returns when it is ordered; the number of the checkpoint in `status()` grows when it is done.
         """
         return self._post(Checkpoint, "instances", instance, "checkpoint")
 
     def invoke(self, instance: str, site: str, checkpoint: int | None = None) -> RemoteHandle:
-        """Let an instance at a site go on with what this one had, from state that was saved: the newest, or that of a
-        checkpoint."""
+        """Restore all keys of an instance at another instance of a site, from saved state: the newest versions, or
+        those of a checkpoint."""
         return self._order(["instances", instance, "invoke"], {"site": site, "checkpoint": checkpoint})
 
     def detach(self, instance: str) -> RemoteHandle:
-        """Take an instance out of its stage: others get its keys, then it stops."""
+        """Remove an instance from its stage: its keys move to others, then it stops."""
         return self._order(["instances", instance, "detach"], {})
 
     # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ class Client:
         while True:
             try:
                 answer = self._http.request(method, place, **more)
-            except httpx.TransportError as error:  # an answer may have been lost: the call has a name
+            except httpx.TransportError as error:  # the answer may be lost: the call has an idempotency key
                 failed += 1
                 if failed == TRIES:
                     raise Unavailable(f"{self._http.base_url} does not answer: {error}") from error
@@ -195,14 +195,14 @@ class Client:
             told = error_of(answer.status_code, answer.content)
             if type(told) is not Retry or time.monotonic() > patient_until:
                 raise told
-            time.sleep(PAUSE)  # the same call, whose answer was lost, is still being answered
+            time.sleep(PAUSE)  # an earlier attempt of this call, whose answer was lost, is still being processed
         try:
             return msgspec.json.decode(answer.content, type=kind)
         except msgspec.MsgspecError as error:
-            raise Unavailable(f"an answer that is not Whimbrel's: {error}; is the address right?") from error
+            raise Unavailable(f"the answer is not from Whimbrel: {error}; is the address right?") from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
     def __enter__(self) -> Client:
@@ -218,37 +218,37 @@ class Client:
 
 
 class RemoteHandle:
-    """An order to migrate, given from elsewhere: watch it, wait for it, call it off."""
+    """An order to migrate, given through the API: watch it, wait for it, abort it."""
 
     def __init__(self, client: Client, ids: list[str], why: Sequence[str] = ()) -> None:
         self._client, self.ids, self.why = client, ids, list(why)
 
     @property
     def migrations(self) -> list[MigrationStatus]:
-        """As they are now: one for each instance that had some of the keys."""
+        """The migrations as they are now: one per instance that owned some of the keys."""
         return [self._client.migration(id) for id in self.ids]
 
     @property
     def is_noop(self) -> bool:
-        """Whether there was nothing to do: every key was there already."""
+        """Whether there was nothing to do: every key was already at the destination."""
         return not self.ids
 
     @property
     def outcome(self) -> str:
-        """`already there`, `done`, `aborted`, or the phase it is in."""
+        """`already there`, `done`, `aborted`, or the current phase."""
         return outcome_of({migration.phase for migration in self.migrations})
 
     @property
     def progress(self) -> list[str]:
-        """The story so far, a line for each thing that happened."""
+        """The story so far, one line per event."""
         return [line for id in self.ids for line in self._client.story(id)]
 
     def wait(self, timeout: float | None = None) -> RemoteHandle:
-        """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
+        """Block until the order is over. Raises `Unavailable` on timeout (in seconds); the migrations continue."""
         return self._wait(timeout, warm=False)
 
     def wait_warm(self, timeout: float | None = None) -> RemoteHandle:
-        """Until a standby is warm, or all is over. Raises `Unavailable` if the time runs out first."""
+        """Block until a standby is warm, or the order is over. Raises `Unavailable` on timeout (in seconds)."""
         return self._wait(timeout, warm=True)
 
     def _wait(self, timeout: float | None, *, warm: bool) -> RemoteHandle:
@@ -265,7 +265,7 @@ class RemoteHandle:
                     if now - heard > AWAY or (deadline is not None and now > deadline):
                         raise
                     time.sleep(PAUSE)
-                    waits = not waits  # too many may be waiting there already: then it only looks
+                    waits = not waits  # the server may have too many waiting calls: then poll without waiting
                     continue
                 heard = time.monotonic()
                 if found.is_over or (warm and found.is_standby):
@@ -278,7 +278,7 @@ class RemoteHandle:
         return self
 
     def take_over(self) -> RemoteHandle:
-        """Let the standbys that are warm take their keys over. Raises `Refused` if there is none."""
+        """Let the warm standbys take over their keys. Raises `Refused` if there is none."""
         standbys = [migration.id for migration in self.migrations if migration.is_standby]
         if not standbys:
             raise Refused(
@@ -289,7 +289,7 @@ class RemoteHandle:
         return self
 
     def abort(self, reason: str = "called off") -> RemoteHandle:
-        """Call it off. Too late after the point of no return: then it goes on to its end; see `outcome`."""
+        """Abort the migrations. After its point of no return a migration completes instead; see `outcome`."""
         for id in self.ids:
             self._client.abort(id, reason)
         return self
@@ -308,27 +308,26 @@ def connect(
 ) -> Client:
     """Connect to an application that is served (`App.serve`).
 
-    `data`: its data directory, where its address and token are, as far as they are not given; the token is read again
-    when it has been rotated. `certificate`: a PEM
-    file with the certificate to trust, if no authority that this machine knows has signed it. `timeout`: seconds that
-    one call may take, beside what it is told to wait.
+    `data`: its data directory, which holds its address and token, if they are not given; the token is read again when
+    it has been rotated. `certificate`: a PEM file with the certificate to trust, if no authority that this machine
+    trusts has signed it. `timeout`: seconds that one call may take, in addition to its `wait`.
     """
     if data is None and (url is None or token is None):
-        raise Refused("who is asked? give the url and the token, or the data directory in which they are")
+        raise Refused("no address: give the url and the token, or the data directory that holds them")
     url = find_url(Path(str(data))) if url is None else url
     credential: Credential = Secret(Path(str(data)) / OPERATING) if token is None else token
     value_of(credential)
-    import httpx  # a tenth of a second, which those who never connect need not wait
+    import httpx  # takes 0.1 s: imported only by programs that connect
 
     from whimbrel.rpc.bearer import Bearer
 
     try:
         trusted = True if certificate is None else ssl.create_default_context(cafile=certificate)
     except (OSError, ssl.SSLError) as error:
-        raise Refused(f"{certificate} holds no certificate: {error}") from error
+        raise Refused(f"{certificate} is not a certificate: {error}") from error
     headers = {"Content-Type": "application/json"}
     try:
-        httpx.Headers({"Authorization": value_of(credential)})  # a header cannot hold just any text
+        httpx.Headers({"Authorization": value_of(credential)})  # a header cannot hold every text
         http = httpx.Client(
             base_url=url,
             auth=Bearer(credential),
@@ -338,9 +337,9 @@ def connect(
             trust_env=False,
         )
     except (httpx.InvalidURL, ValueError) as error:
-        raise Refused(f"{url!r} is no address, or the token no token: {error}") from error
+        raise Refused(f"{url!r} is not an address, or the token is invalid: {error}") from error
     if http.base_url.scheme not in ("http", "https") or not http.base_url.host:
-        raise Refused(f"{url!r} is no address: it begins with http:// or https://")
+        raise Refused(f"{url!r} is not an address: it must begin with http:// or https://")
     return Client(http)
 
 
@@ -348,4 +347,4 @@ def _json(body: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(body)
     except TypeError as error:
-        raise Refused(f"this cannot be sent: {error}") from error
+        raise Refused(f"the arguments cannot be encoded as JSON: {error}") from error

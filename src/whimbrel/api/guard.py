@@ -1,7 +1,7 @@
-"""What stands before the API, for every call: the token is right, it may do this, and the body is small enough.
+"""The guard before the API: for every call it checks the token, the role of the token, and the size of the body.
 
-Plain ASGI. Without a token a caller learns nothing, not even which paths there are, and nothing that it sends is read.
-A token of the role `read` may look: every order is a POST.
+Plain ASGI. Without a token a caller learns nothing, not even which paths exist, and its body is not read. A token with
+the role `read` may only use methods that change nothing: every order is a POST.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Send = Callable[[Message], Awaitable[None]]
 ASGI = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY = 1 << 20
-"""Bytes of the largest body that is taken, unless told."""
+"""Bytes of the largest accepted body, unless configured."""
 PATIENCE = 8
-"""How many times as many bytes are thrown away, so that a client can read why, before the connection is closed."""
+"""How many times that many bytes are read and discarded, so that the client can read the error, before closing."""
 
 USER = "whimbrel.user"
-"""Where in an ASGI scope the `User` stands who calls."""
+"""The key of the calling `User` in an ASGI scope."""
 LOOKING = ("GET", "HEAD", "OPTIONS")
 """The methods that change nothing."""
 SCHEME = b"Bearer "
@@ -39,14 +39,14 @@ NO_TOKEN = Problem(
 
 
 class Gone(Exception):
-    """The client has closed the connection before its request was whole."""
+    """The client has closed the connection before its request was complete."""
 
 
 class Guard:
-    """Lets calls through to an ASGI application that have a token which may do so, and a body within the limit."""
+    """Passes calls to an ASGI application if their token permits it and their body is within the limit."""
 
     def __init__(self, app: ASGI, who: Callable[[str], User | None], limit: int = BODY) -> None:
-        """`who`: whose token something is, now."""
+        """`who`: the user of a token, now."""
         self._app, self._who, self._limit = app, who, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class Guard:
             return
         try:
             body = await self._read(receive)
-        except Gone:  # half a request is none, though it may look whole
+        except Gone:  # an incomplete request is dropped, though it may look complete
             return
         if body is None:
             problem = Problem(
@@ -78,7 +78,7 @@ class Guard:
         await self._app({**scope, USER: user}, replay, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body, never more than the limit of it at a time; None if it is larger."""
+        """The body; None if it is larger than the limit. Never holds more than the limit in memory."""
         chunks: list[bytes] = []
         size = 0
         while True:

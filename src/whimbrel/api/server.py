@@ -15,9 +15,9 @@ from whimbrel.rpc.server import Server
 
 
 class ApiServer(Server):
-    """The API of a data directory, whose tokens let users in and where it says its address.
+    """The API of a data directory, which holds the users' tokens and the server's address.
 
-    `token`: the one for orders, as it was at the start.
+    `token`: the one with the role `operate`, as of the start.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ApiServer(Server):
         super().__init__(api, host, port, certificate=certificate, key=key, stopping=stopping)
 
     def start(self, timeout: float = 30.0) -> Self:
-        """As `Server.start`; then its address can be found."""
+        """As `Server.start`; then writes its address to the data directory."""
         super().start(timeout)
         announce(self.data, self.url)
         return self

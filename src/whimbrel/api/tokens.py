@@ -1,11 +1,11 @@
-"""The users of a data directory, by their tokens: who may look, who may give orders.
+"""The users of a data directory, by their tokens, with their roles: `read` or `operate`.
 
     operator    the file `token`         operate
     reader      the file `token-read`    read
-    others      `tokens.json`: name, role, the SHA-256 of the token, since when
+    others      `tokens.json`: name, role, the SHA-256 of the token, creation time
 
-A token of 32 random bytes needs no slow hash. Files are looked at on every call, so that what is added, revoked or
-rotated counts from the next call on, without a restart.
+A token of 32 random bytes needs no slow hash. The files are checked on every call, so that an added, revoked or rotated
+token takes effect with the next call, without a restart.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from whimbrel.rpc.access import OPERATING, READING, TOKEN_BYTES, Secret, make_se
 Role = Literal["read", "operate"]
 ROLES: tuple[Role, ...] = get_args(Role)
 FILES: dict[str, tuple[str, Role]] = {"operator": (OPERATING, "operate"), "reader": (READING, "read")}
-"""The users whose token lies in a file of its own: the file, and their role."""
+"""The users with a token file each: the file, and their role."""
 NAMED, FORMAT = "tokens.json", 1
 
 
 class User(NamedTuple):
-    """Who calls."""
+    """The user who makes a call."""
 
     name: str
     role: Role
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A token of which only its digest is kept."""
+    """A token, stored only as its digest."""
 
     name: str
     role: Role
     sha256: str
     made: str
-    """When, in UTC."""
+    """The creation time in UTC."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What `tokens.json` holds."""
+    """The content of `tokens.json`."""
 
     version: int = FORMAT
     tokens: list[Token] = []
 
 
 class Tokens:
-    """The tokens of a data directory. Safe to use from several threads and processes."""
+    """The tokens of a data directory. Safe for use from several threads and processes."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -66,18 +66,18 @@ class Tokens:
         self._kept = Kept()
 
     def prepare(self) -> str:
-        """Make the tokens that lie in files of their own, if they are not there; return the one for orders."""
+        """Create the token files that do not exist; return the token with the role `operate`."""
         make_secret(self.data / READING)
         return make_secret(self.data / OPERATING)()
 
     def who(self, token: str) -> User | None:
-        """Whose token this is, now; None: nobody's."""
+        """The user of a token, now; None if it is unknown."""
         given = sha256(token.encode()).hexdigest()
         for user, secret in self._files.items():
             try:
                 if hmac.compare_digest(sha256(secret().encode()).hexdigest(), given):
                     return user
-            except WhimbrelError:  # it is not there, or others may read it: it opens nothing
+            except WhimbrelError:  # missing, or readable by others: not accepted
                 continue
         try:
             known = self.named()
@@ -87,7 +87,7 @@ class Tokens:
         return User(found[0].name, found[0].role) if found else None
 
     def named(self) -> list[Token]:
-        """The tokens that have a name, the oldest first."""
+        """The tokens in `tokens.json`, the oldest first."""
         path = self.data / NAMED
         try:
             found = path.stat()
@@ -98,7 +98,7 @@ class Tokens:
         return list(self._kept.tokens)
 
     def add(self, name: str, role: str) -> str:
-        """A token for a new user; it is told once, and cannot be found out again."""
+        """Create a token for a new user; it is returned once and cannot be recovered."""
         check_name("token", name)
         if role not in ROLES:
             raise UnknownName("role", role, list(ROLES))
@@ -111,9 +111,9 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> None:
-        """Let a token open nothing any more."""
+        """Make a token invalid."""
         if name in FILES:
-            raise Refused(f"the token of {name} lies in the file {FILES[name][0]}: rotate it instead")
+            raise Refused(f"the token of {name} is in the file {FILES[name][0]}: rotate it instead")
         with lock_tokens(self.data):
             known = self.named()
             self._find(name, known)
@@ -150,7 +150,7 @@ def _read(path: Path) -> Kept:
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"{path} holds no tokens: {error}") from error
+        raise Corrupt(f"{path} is not a file of tokens: {error}") from error
     if kept.version > FORMAT:
         raise NewerFormat(f"{path} has format {kept.version}, this version reads up to {FORMAT}")
     return kept

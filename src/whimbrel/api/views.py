@@ -1,4 +1,4 @@
-"""A running application as plain data: what the API answers to those who look."""
+"""A running application as plain data: the answers of the API to GET calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whimbrel.orchestrator.orders import (
 
 
 def sites(control: Control) -> list[SiteStatus]:
-    """The sites, with what is there."""
+    """The sites, with their instances, keys and state."""
     stages = control.stages.values()
     counts = {stage.name: stage.counts() for stage in stages}
     sizes = {stage.name: stage.flow().state_bytes for stage in stages}
@@ -56,7 +56,7 @@ def stages(control: Control) -> list[StageStatus]:
 
 
 def routes(control: Control, stage: str, apart: int = 100) -> list[Route]:
-    """What each instance of a stage owns; with the names of so many keys that are routed singly."""
+    """What each instance of a stage owns; with at most `apart` names of individually routed keys."""
     if stage not in control.stages:
         raise UnknownName("stage", stage, list(control.stages))
     one = control.stages[stage]
@@ -112,6 +112,6 @@ def checkpoint(control: Control, instance: str) -> Checkpoint:
 
 
 def _ranges(bins: Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers in their order, as ranges without gaps, each with its first and last."""
+    """Sorted numbers as contiguous ranges, each with its first and last."""
     runs = [list(run) for _, run in groupby(enumerate(bins), key=lambda pair: pair[1] - pair[0])]
     return [(run[0][1], run[-1][1]) for run in runs]

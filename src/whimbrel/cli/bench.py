@@ -13,7 +13,7 @@ from rich.table import Table
 from whimbrel.cli.compare import compare
 from whimbrel.lab.bench import report
 
-bench = typer.Typer(name="bench", help="Measure on this machine, candidates side by side.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure on this machine, candidates against each other.", no_args_is_help=True)
 bench.command()(compare)
 
 
@@ -21,11 +21,11 @@ bench.command()(compare)
 def throughput(
     keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_000,
     rows: Annotated[int, typer.Option(min=1, help="Rows to measure, after a warm-up.")] = 100_000,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows a micro-batch.")] = 20_000,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows per micro-batch.")] = 20_000,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Written to the report; the rows do not depend on it.")] = 1,
 ) -> None:
-    """Whimbrel against stock PySpark: the same keyed count, one result per record, in one session, taking turns.
+    """Whimbrel against stock PySpark: the same keyed count, one result per record, alternating in one session.
 
     Example: whimbrel bench throughput --keys 10000 --rows 100000
     """
@@ -56,9 +56,9 @@ def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Batches of the processor alone, in this process.")] = 150,
     batches: Annotated[int, typer.Option(min=1, help="Micro-batches through Spark.")] = 30,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Written to the report; the rows do not depend on it.")] = 1,
 ) -> None:
-    """What being movable costs while nothing moves: the group processor against itself without what moves need.
+    """The cost of migratability while nothing moves: the group processor with and without the code for moves.
 
     Example: whimbrel bench overhead
     """
@@ -86,16 +86,16 @@ def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
 
 @bench.command()
 def checkpoints(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 4,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Looked at, of each load, a turn.")] = 20.0,
-    rate: Annotated[float, typer.Option(min=1, help="Records a second, while the load is steady.")] = 2000.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each, after one warm-up.")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Measured seconds per load and round.")] = 20.0,
+    rate: Annotated[float, typer.Option(min=1, help="Records per second, while the load is steady.")] = 2000.0,
     keys: Annotated[int, typer.Option(min=1, help="Keys.")] = 10_240,
-    state_bytes: Annotated[int, typer.Option(min=0, help="State of each key.")] = 1024,
+    state_bytes: Annotated[int, typer.Option(min=0, help="Bytes of state per key.")] = 1024,
     save_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two increments.")] = 5.0,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Which keys come.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of the sequence of keys.")] = 1,
 ) -> None:
-    """What a central store costs: the same stage with one and without, in one session, taking turns.
+    """The cost of a central store: the same stage with and without one, alternating in one session.
 
     Example: whimbrel bench checkpoints --rounds 4
     """
@@ -123,7 +123,7 @@ def checkpoints(
     if json is not None:
         report.write({**report.heading(seed), **figures}, json)
     if not figures["results_right"]:
-        console.print("[bold red]results are wrong, or the store has not what it must have[/]")
+        console.print("[bold red]results are wrong, or the store is incomplete[/]")
         raise typer.Exit(1)
 
 
@@ -131,9 +131,9 @@ def checkpoints(
 def latency(
     rounds: Annotated[int, typer.Option(min=1, help="Processes for each profile.")] = 2,
     batches: Annotated[int, typer.Option(min=1, help="Micro-batches measured in each, after a warm-up.")] = 30,
-    rows: Annotated[int, typer.Option(min=1, help="Rows a micro-batch.")] = 200,
+    rows: Annotated[int, typer.Option(min=1, help="Rows per micro-batch.")] = 200,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Stands in the report; the rows do not depend on it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Written to the report; the rows do not depend on it.")] = 1,
 ) -> None:
     """A small micro-batch of a stage under Whimbrel's Spark profile and under Spark's own, each in its own JVM.
 

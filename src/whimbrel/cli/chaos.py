@@ -25,37 +25,41 @@ EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.says})" for name, kind 
 
 
 def chaos(
-    minutes: Annotated[float, typer.Option(min=0.2, max=40, help="How long faults strike, six a minute.")] = 5.0,
-    seed: Annotated[int, typer.Option(help="Makes the plan of faults, and the records.")] = 1,
+    minutes: Annotated[
+        float, typer.Option(min=0.2, max=40, help="How long faults are injected, six per minute.")
+    ] = 5.0,
+    seed: Annotated[int, typer.Option(help="The seed of the faults and the records.")] = 1,
     faults: Annotated[str, typer.Option(help=f"Only these kinds: {', '.join(KINDS)}.")] = "",
-    rate: Annotated[float, typer.Option(min=1, help="Records a second.")] = 500.0,
+    rate: Annotated[float, typer.Option(min=1, help="Records per second.")] = 500.0,
     json: Annotated[Path | None, typer.Option(help="Also write the report here.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Keep everything here (default: a temporary folder, which stays if a promise is broken)."),
+        typer.Option(
+            help="Keep everything here (default: a temporary folder, which stays if a guarantee is violated)."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-chaos"),
+    out: Annotated[Path, typer.Option(help="The folder for the picture and the report.")] = Path("whimbrel-chaos"),
     every_phase: Annotated[
         bool,
-        typer.Option("--every-phase", help="Instead: kill every party in every phase of every protocol."),
+        typer.Option("--every-phase", help="Instead: kill every process in every phase of every protocol."),
     ] = False,
     protocols: Annotated[str, typer.Option(help="With --every-phase: only these protocols.")] = "",
     phases: Annotated[str, typer.Option(help="With --every-phase: only these phases.")] = "",
     victims: Annotated[str, typer.Option(help=f"With --every-phase: only these of {', '.join(VICTIMS)}.")] = "",
 ) -> None:
-    """Real processes under load, and faults: who is killed, stopped, cut off or slowed down must not cost a result.
+    """Inject faults into real processes under load: killing, stopping, cutting off or slowing one must lose no result.
 
-    An orchestrator, a gateway and three sites; keys move all the time, by all protocols, and faults strike at the
-    phases of their moves. Then everything must come to rest, every result and dead letter is compared with what plain
-    Python makes of the same rows, and no process may be left over: exit status 0 only if all of that holds. Ctrl-C ends
-    it, and all it has started.
+    An orchestrator, a gateway and three sites; keys move all the time, by all protocols, and faults are injected in the
+    phases of their moves. Then all work must finish, every result and dead letter is compared with the output of plain
+    Python for the same rows, and no process may be left over: exit status 0 only if all of that holds. Ctrl-C ends it,
+    and every process it has started.
 
     Example: whimbrel chaos --minutes 5 --seed 7 --faults kill,stop,cut
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends all it has started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends all it has started
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     if (protocols or phases or victims) and not every_phase:
-        raise Refused("--protocols, --phases and --victims choose among the cases of --every-phase; give that as well")
+        raise Refused("--protocols, --phases and --victims select cases of --every-phase; give that as well")
     wanted = cases(_names(protocols), _names(phases), _names(victims)) if every_phase else []
     options = scene.Options(seed, rate, data, out)
     console.print(f"[bold]whimbrel chaos[/], seed {seed}")
@@ -84,7 +88,7 @@ def chaos(
     if not figures["held"]:
         for line in figures["broken"]:
             console.print(f"[bold red]broken[/]: {escape(line)}")
-        console.print(f"everything it left behind is in {figures['data']}")
+        console.print(f"all files of the run are in {figures['data']}")
         raise typer.Exit(1)
 
 
@@ -93,7 +97,7 @@ def _names(text: str) -> list[str]:
 
 
 def _faults(figures: dict[str, Any]) -> Table:
-    table = Table(title="What struck, and what came of it")
+    table = Table(title="Faults, and recovery from them")
     for column in ("at s", "fault", "target", "in phase", "lasted s", "results again after s", "back after s"):
         table.add_column(column, justify="left" if column in ("fault", "target", "in phase") else "right")
     for fault, recovery in zip(figures["faults"], figures["recoveries"], strict=True):
@@ -110,7 +114,7 @@ def _faults(figures: dict[str, Any]) -> Table:
 
 
 def _phases(figures: dict[str, Any]) -> Table:
-    table = Table(title="Who was killed in which phase, and how the move ended")
+    table = Table(title="Killed process by phase, and the outcome of the move")
     for column in ("protocol", "phase", *VICTIMS):
         table.add_column(column)
     outcomes = figures["phases"]
@@ -138,7 +142,7 @@ def _moves(figures: dict[str, Any]) -> Table:
 
 
 class _Progress:
-    """A line for everything that happens; on a terminal also a clock below."""
+    """Prints a line per event; on a terminal also a status line below."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._start = console, time.monotonic()

@@ -1,4 +1,4 @@
-"""`whimbrel checkpoints`: what a central store could bring back."""
+"""`whimbrel checkpoints`: the checkpoints that a central store can restore."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def checkpoints(
     url: Annotated[str, typer.Argument(help="The store: a directory, or s3://bucket/prefix.")],
     stage: Annotated[str | None, typer.Option(help="This stage only.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the list here as well.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the list here.")] = None,
 ) -> None:
-    """The checkpoints of a central store, by stage, oldest first.
+    """List the checkpoints of a central store, by stage, oldest first.
 
     Examples: whimbrel checkpoints /var/lib/whimbrel/store
               whimbrel checkpoints s3://bucket/whimbrel --stage average --json checkpoints.json
@@ -55,8 +55,8 @@ def _table(found: dict[str, list[Checkpoint]]) -> Sheet:
 
 
 def _moment(at_us: int) -> str:
-    """A moment that means the same everywhere; nothing for a checkpoint that does not tell."""
-    with suppress(ValueError, OverflowError):  # a moment that no calendar has
+    """A time in UTC; empty for a checkpoint without one."""
+    with suppress(ValueError, OverflowError):  # a time outside the calendar
         return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_us else ""
     return ""
 

@@ -24,7 +24,7 @@ from whimbrel.lab.bench.summary import MOVED, RESTORED, STILL, figures
 
 FOLDER = Path("whimbrel-bench")
 WIDTH = 140
-"""Of tables that go to a file."""
+"""The width of tables that are written to a file."""
 WORKLOADS = ("key-count",)
 RATIOS = ("stoppage_ms", "peak_ms", "duration_ms", "stabilised_ms", "bytes_sent")
 HEADINGS = {
@@ -48,16 +48,16 @@ def compare(
     workload: Annotated[str, typer.Option(help=f"One of: {', '.join(WORKLOADS)}.")] = "key-count",
     keys: Annotated[int | None, typer.Option(min=1, help="Keys.")] = None,
     state_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of state of each key.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second.")] = None,
-    share: Annotated[float | None, typer.Option(min=0.001, max=1, help="Of the keys, that moves.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Records per second.")] = None,
+    share: Annotated[float | None, typer.Option(min=0.001, max=1, help="The share of the keys that moves.")] = None,
     link: Annotated[str | None, typer.Option(help="Between the sites: delay=100ms,rate=20mbit; or none.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="How often each candidate runs.")] = None,
-    plots: Annotated[Path, typer.Option(help="Where pictures and the result file go.")] = FOLDER,
-    short: Annotated[bool, typer.Option("--short", help="A few seconds a run: to see that it works.")] = False,
+    plots: Annotated[Path, typer.Option(help="The folder for pictures and the result file.")] = FOLDER,
+    short: Annotated[bool, typer.Option("--short", help="A few seconds per run: to check that it works.")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Makes the records.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of the records.")] = 1,
 ) -> None:
-    """Protocols side by side: the same load and the same move, taking turns in one session.
+    """Compare protocols: the same load and the same move, alternating in one session.
 
     Example: whimbrel bench compare --protocols live,pause,restart --keys 10000 --rate 2000 --link none
     """
@@ -86,12 +86,12 @@ def compare(
         _run(console, comparison)
     except KeyboardInterrupt:
         interrupted = True
-        console.print("interrupted; what follows is what was done until then")
+        console.print("interrupted; these are the results so far")
     _conclude(console, comparison, plots, json)
     if interrupted:
         raise KeyboardInterrupt
     if not comparison.held:
-        console.print("[bold red]not every run kept every promise[/]")
+        console.print("[bold red]not every run kept every guarantee[/]")
         raise typer.Exit(1)
 
 
@@ -120,7 +120,7 @@ def _run(console: Console, comparison: Comparison) -> None:
 
 
 def _told(run: dict[str, Any]) -> str:
-    """One run in a line."""
+    """One run as a line."""
     if "error" in run:
         return f"[red]failed[/]: {run['error']}"
     found = figures(run)
@@ -131,7 +131,7 @@ def _told(run: dict[str, Any]) -> str:
 
 
 def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path | None) -> None:
-    """Tables, pictures and files of what is done."""
+    """Print the tables, and write the pictures and files of the finished runs."""
     from whimbrel.lab.bench.charts import draw
 
     done = comparison.report()
@@ -154,7 +154,7 @@ def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path 
 
 
 def _growth(growth: dict[str, Any]) -> Iterator[str]:
-    """What a sweep of sizes says, in lines."""
+    """The result of a sweep of sizes, as lines."""
     for label, line in growth.get("fit", {}).items():
         if line:
             slope, besides = f"{line['slope']:.1f} ms for each MiB", f"{line['intercept']:,.0f} ms besides"
@@ -168,7 +168,7 @@ def _growth(growth: dict[str, Any]) -> Iterator[str]:
 
 
 def _prices(prices: dict[str, float]) -> Iterator[str]:
-    """What restorations say, in a line."""
+    """The costs of restorations, as lines."""
     if prices:
         silent, real = f"{prices['silent_ms']:.3f} ms", f"{prices['intermediate_ms']:.3f} ms"
         yield f"restore: {silent} for each record in silence, {real} for each intermediate one"
@@ -176,7 +176,7 @@ def _prices(prices: dict[str, float]) -> Iterator[str]:
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
-    """The figures of a move, of a restoration, or, where nothing moves, of the micro-batches."""
+    """The figures of a move, of a restoration, or, without a move, of the micro-batches."""
     if row["replay_ms"] is not None:
         return (*MOVED[:3], *RESTORED)
     return MOVED if row["duration_ms"] is not None else STILL

@@ -1,4 +1,4 @@
-"""`whimbrel demo`: see three moves of a running stream, then a table, a picture and the report."""
+"""`whimbrel demo`: shows three moves of a running stream, then a table, a picture and the report."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from whimbrel.log.durability import PROCESS
 
 def demo(
     seconds: Annotated[float, typer.Option(min=10, help="How long to measure, after a warm-up.")] = 60.0,
-    rate: Annotated[int, typer.Option(min=1, help="Records a second.")] = 2000,
+    rate: Annotated[int, typer.Option(min=1, help="Records per second.")] = 2000,
     keys: Annotated[int, typer.Option(min=2, help="Vehicles.")] = 1000,
     headless: Annotated[bool, typer.Option("--headless", help="Plain lines instead of a live display.")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write the report here.")] = None,
-    seed: Annotated[int, typer.Option(help="Makes the records.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of the records.")] = 1,
     data: Annotated[
         Path | None, typer.Option(help="Keep logs and checkpoints here (default: a temporary folder).")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the picture and the report go.")] = Path("whimbrel-demo"),
-    trigger: Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")] = TRIGGER,
+    out: Annotated[Path, typer.Option(help="The folder for the picture and the report.")] = Path("whimbrel-demo"),
+    trigger: Annotated[str, typer.Option(help="The minimum interval between micro-batches of a site.")] = TRIGGER,
     durability: Annotated[
-        str, typer.Option(help='"process", or "power": what is acknowledged survives a power failure.')
+        str, typer.Option(help='"process", or "power": acknowledged data survives a power failure.')
     ] = PROCESS,
 ) -> None:
     """A cloud and two edges on this machine; half of a fleet moves live, half pauses, and half restarts.
@@ -79,7 +79,7 @@ def _table(figures: dict[str, Any]) -> Table:
 
 
 class _Plain:
-    """A line now and then."""
+    """Prints a line every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._last, self._next = console, "", 0.0

@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is asked for, so that `whimbrel status` loads no Spark."""
+"""The command line: one file per command, loaded when the command is used, so that `whimbrel status` loads no Spark."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ COMMANDS = {
     "story": "remote",
     "drain": "remote",
 }
-"""By command, in the order in which they are listed: the module of `whimbrel.cli` that has it."""
+"""By command, in the order of the help text: the module of `whimbrel.cli` that has it."""
 RUNNING = ("token", "remote")
 """The modules whose commands are for a running application."""
 
 
 def make_app(*wanted: str) -> typer.Typer:
-    """The command line with these commands; with all if none of them is one."""
+    """The command line with these commands; with all commands if none of the names is one."""
     app = typer.Typer(
         name="whimbrel",
         help="Move the state of a running PySpark stream between sites, key by key, without stopping it.",
-        epilog="Begin with: whimbrel demo",
+        epilog="Start with: whimbrel demo",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -73,7 +73,7 @@ def options(
 
 
 def main() -> None:
-    """The entry point: an error on purpose is one line, an interrupt is quiet."""
+    """The entry point: a Whimbrel error prints one line, an interrupt prints nothing."""
     try:
         make_app(*sys.argv[1:2])()
     except WhimbrelError as error:

@@ -28,30 +28,34 @@ from whimbrel.spark.session import launch
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
-Sites = Annotated[str, typer.Option(help="The sites, with commas between; all keys begin at the first.")]
-Links = Annotated[str, typer.Option(help='What lies between the sites, e.g. "delay=100ms,rate=20mbit".')]
-Trigger = Annotated[str, typer.Option(help="How often a site starts a micro-batch at most.")]
+Sites = Annotated[str, typer.Option(help="The sites, separated by commas; all keys start at the first.")]
+Links = Annotated[str, typer.Option(help='The links between the sites, e.g. "delay=100ms,rate=20mbit".')]
+Trigger = Annotated[str, typer.Option(help="The minimum interval between micro-batches of a site.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two increments.")]
-Reserve = Annotated[int, typer.Option(help="Bytes that must be free on a disk; below, nothing is taken in.")]
-Durability = Annotated[str, typer.Option(help='"process", or "power": what is acknowledged survives a power failure.')]
+Reserve = Annotated[int, typer.Option(help="Bytes that must be free on a disk; below, no input is accepted.")]
+Durability = Annotated[str, typer.Option(help='"process", or "power": acknowledged data survives a power failure.')]
 AcceptLoss = Annotated[
     str | None,
-    typer.Option(help="Instances whose checkpoint is gone, a,b: they begin anew, without the state of their keys."),
+    typer.Option(help="Instances whose checkpoint is gone, a,b: they start without the state of their keys."),
 ]
-Suspect = Annotated[float, typer.Option(help="Seconds of silence until a process is suspect.")]
-Dead = Annotated[float, typer.Option(help="Seconds of silence until it is dead.")]
-NoRestore = Annotated[bool, typer.Option("--no-restore", help="Restore nothing by itself when a site is dead.")]
-RestoreTo = Annotated[str | None, typer.Option(help="The sites where it may be restored: a,b. Else at any other.")]
-Port = Annotated[int, typer.Option(help="Where it takes orders by HTTP; 0: any free port.")]
-Url = Annotated[str | None, typer.Option("--orchestrator", help="Where the orchestrator is, if not on this machine.")]
-Certificate = Annotated[Path | None, typer.Option(help="TLS: a PEM file, made out to 127.0.0.1.")]
+Suspect = Annotated[float, typer.Option(help="Seconds without a heartbeat until a process is suspect.")]
+Dead = Annotated[float, typer.Option(help="Seconds without a heartbeat until it is dead.")]
+NoRestore = Annotated[bool, typer.Option("--no-restore", help="Do not restore keys automatically when a site is dead.")]
+RestoreTo = Annotated[
+    str | None, typer.Option(help="The sites where keys may be restored: a,b. If not given, any other.")
+]
+Port = Annotated[int, typer.Option(help="The port of the HTTP API; 0: any free port.")]
+Url = Annotated[
+    str | None, typer.Option("--orchestrator", help="The address of the orchestrator, if not on this machine.")
+]
+Certificate = Annotated[Path | None, typer.Option(help="TLS: a PEM file, issued for 127.0.0.1.")]
 Key = Annotated[Path | None, typer.Option(help="TLS: the key of the certificate.")]
 Ca = Annotated[Path | None, typer.Option(help="TLS: the authority that has signed the certificates of all processes.")]
-LogFormat = Annotated[str, typer.Option(help="What log lines on the standard error are: text, or json.")]
-LogLevel = Annotated[str, typer.Option(help="From which level on: debug, info, warning, error.")]
+LogFormat = Annotated[str, typer.Option(help="The format of log lines on standard error: text, or json.")]
+LogLevel = Annotated[str, typer.Option(help="The lowest level that is logged: debug, info, warning, error.")]
 Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
 
 
@@ -118,7 +122,7 @@ def gateway(
     log_level: LogLevel = "info",
     until_input_ends: Child = False,
 ) -> None:
-    """Run the gateway of a deployment: records enter there, and results leave.
+    """Run the gateway of a deployment: where records enter and results leave.
 
     Example: whimbrel gateway --job job.py --data DIR
     """
@@ -144,7 +148,7 @@ def site(
     """
 
     def make() -> Process:
-        launch()  # the JVM starts while all that a site needs is imported
+        launch()  # the JVM starts while the site's modules are imported
         from whimbrel.deploy.site import SiteProcess
 
         return SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))
@@ -177,19 +181,19 @@ def up(
     log_level: LogLevel = "info",
     until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
 ) -> None:
-    """Run a pipeline as processes: an orchestrator, a gateway, and each site. What dies is started again.
+    """Run a pipeline as processes: an orchestrator, a gateway, and each site. A process that dies is restarted.
 
-    Ctrl-C ends all; started again with the same directory, it goes on where it was.
+    Ctrl-C ends all; started again with the same directory, the pipeline continues where it stopped.
 
     Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
     """
     tls = tls_of(certificate, key, ca)
     load_job(job)
-    LogSettings("up", log_format, log_level)  # what is wrong with it is said once, and not by every process
+    LogSettings("up", log_format, log_level)  # an error in it is reported once, and not by every process
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
     shared += ["--log-format", log_format, "--log-level", log_level]
     if tls is not None:
-        tls.client()  # what is wrong with the files is said once, and not by every process
+        tls.client()  # an error in the files is reported once, and not by every process
         shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
     settings += ["--reserve", str(reserve), "--save-every", str(save_every), "--durability", durability]
@@ -210,7 +214,7 @@ def _names(sites: str) -> list[str]:
 
 
 def _address(store: str | None) -> str | None:
-    """A directory means the same wherever a process is started."""
+    """The absolute path of a directory, which is the same for every process."""
     return store if store is None or "://" in store else str(Path(store).resolve())
 
 
@@ -220,7 +224,7 @@ def _say(line: str) -> None:
 
 
 def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
-    """Asks the orchestrator, once a second. Raises if it will never finish."""
+    """A function that asks the orchestrator at most once per second. Raises if the pipeline can never finish."""
     asked = time.monotonic()
     there = settled_in(data, tls)
 
@@ -236,7 +240,7 @@ def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
         except Retry:
             return False
         raise WhimbrelError(
-            f"not everything is delivered, for good: {failure}; mend that, and run the same command again to go on"
+            f"not everything can be delivered: {failure}; fix that, and run the same command again to continue"
         )
 
     return has_finished
@@ -245,7 +249,7 @@ def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
 def _live(make: Callable[[], Process], log: LogSettings, until_input_ends: bool, *, private: bool = False) -> None:
     try:
         live(make, until_input_ends=until_input_ends, private=private, log=log)
-    except Conflict:  # who is in the way may be about to end
+    except Conflict:  # the conflicting process may be about to end
         raise
     except Refused as error:
         typer.echo(f"whimbrel: {visible(error, lines=True)}", err=True)

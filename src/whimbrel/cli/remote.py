@@ -1,6 +1,6 @@
-"""`whimbrel status`, `sites`, `stages`, `routes`, `migrate`, `story`, `drain`: a running application, from outside.
+"""`whimbrel status`, `sites`, `stages`, `routes`, `migrate`, `story`, `drain`: clients of a running application.
 
-They talk to whatever serves the API (`app.serve()`): by its data directory, or by address and token.
+They call the API (`app.serve()`): found by its data directory, or by address and token.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from whimbrel.core.protocols.auto import Limits
 from whimbrel.orchestrator.orchestrator import DEADLINE
 from whimbrel.orchestrator.orders import MigrationStatus
 
-Url = Annotated[str | None, typer.Option(envvar="WHIMBREL_URL", help="Where the API is.")]
+Url = Annotated[str | None, typer.Option(envvar="WHIMBREL_URL", help="The address of the API.")]
 Data = Annotated[
-    Path | None, typer.Option(envvar="WHIMBREL_DATA", help="The data directory: it has the token, and the address.")
+    Path | None, typer.Option(envvar="WHIMBREL_DATA", help="The data directory, with the token and the address.")
 ]
 Token = Annotated[
     str | None,
-    typer.Option(envvar="WHIMBREL_TOKEN", help="Instead of the data directory's. Better in the environment."),
+    typer.Option(envvar="WHIMBREL_TOKEN", help="Instead of the data directory's. Safer in the environment."),
 ]
 Certificate = Annotated[
-    Path | None, typer.Option(envvar="WHIMBREL_CERTIFICATE", help="A PEM file to trust, if the API speaks TLS.")
+    Path | None, typer.Option(envvar="WHIMBREL_CERTIFICATE", help="A PEM file to trust, if the API uses TLS.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Also write it here.")]
 Protocol = Annotated[
     str | None,
-    typer.Option(help=f"{', '.join(PROTOCOLS)}, or auto. If not given: live, or restore what lies at a dead site."),
+    typer.Option(help=f"{', '.join(PROTOCOLS)}, or auto. If not given: live, or restore for keys at a dead site."),
 ]
-Deadline = Annotated[float, typer.Option(help="Seconds after which what can still be undone is called off.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end, and report; or only order it.")]
+Deadline = Annotated[float, typer.Option(help="Seconds after which a migration that can still be undone is aborted.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, and report; or only order it.")]
 
 
-# ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def status(
     url: Url = None, data: Data = None, token: Token = None, certificate: Certificate = None, json: Json = None
 ) -> None:
-    """How a running application is: records, instances, migrations under way.
+    """The status of a running application: records, instances, migrations under way.
 
     Example: whimbrel status --data whimbrel-data
     """
@@ -61,7 +61,7 @@ def status(
     table = Sheet("stage", "instance", "site", "keys>", "state>", "batch ms>", "")
     for name, stage in found["stages"].items():
         for instance, one in stage["instances"].items():
-            health = one["error"] or ("running" if one["running"] else "stands still")
+            health = one["error"] or ("running" if one["running"] else "not running")
             size = _bytes(one["state_bytes"])
             table.add(name, instance, one["site"], f"{one['keys']:,}", size, _text(one["batch_ms"]), health)
     console.print(table)
@@ -95,7 +95,7 @@ def _stored(stage: str, store: dict[str, Any]) -> str:
 def sites(
     url: Url = None, data: Data = None, token: Token = None, certificate: Certificate = None, json: Json = None
 ) -> None:
-    """The sites, with what is there.
+    """The sites, with their instances, keys and state.
 
     Example: whimbrel sites --data whimbrel-data
     """
@@ -128,14 +128,14 @@ def stages(
 
 
 def routes(
-    stage: Annotated[str, typer.Argument(help="Whose.")],
+    stage: Annotated[str, typer.Argument(help="The stage.")],
     url: Url = None,
     data: Data = None,
     token: Token = None,
     certificate: Certificate = None,
     json: Json = None,
 ) -> None:
-    """Who owns which bins and keys of a stage.
+    """The bins and keys that each instance of a stage owns.
 
     Example: whimbrel routes average --data whimbrel-data
     """
@@ -158,7 +158,7 @@ def story(
     certificate: Certificate = None,
     json: Json = None,
 ) -> None:
-    """What happened in a migration, line by line: when, and at the end of a phase how long it took.
+    """The events of a migration, line by line: with their times, and the duration at the end of a phase.
 
     Example: whimbrel story m1 --data whimbrel-data
     """
@@ -168,21 +168,24 @@ def story(
     _write(found, json)
 
 
-# ── Moving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def migrate(
-    stage: Annotated[str, typer.Argument(help="Whose keys.")],
-    to: Annotated[str, typer.Option(help="The site they go to.")],
+    stage: Annotated[str, typer.Argument(help="The stage whose keys move.")],
+    to: Annotated[str, typer.Option(help="The destination site.")],
     keys: Annotated[str | None, typer.Option(help="These keys: s1,s2.")] = None,
     bins: Annotated[str | None, typer.Option(help="These bins: 0-511,600.")] = None,
-    share: Annotated[float | None, typer.Option(help="A share of what lies elsewhere: 0.5.")] = None,
-    at: Annotated[str | None, typer.Option(help="Only of what lies at this site.")] = None,
+    share: Annotated[float | None, typer.Option(help="A share of the keys at other sites: 0.5.")] = None,
+    at: Annotated[str | None, typer.Option(help="Only keys that are at this site.")] = None,
     protocol: Protocol = None,
-    from_checkpoint: Annotated[int | None, typer.Option(help="Restore from this checkpoint, not the newest.")] = None,
+    from_checkpoint: Annotated[
+        int | None, typer.Option(help="Restore from this checkpoint, not the newest versions.")
+    ] = None,
     deadline: Deadline = DEADLINE,
     option: Annotated[
-        list[str] | None, typer.Option(help="Of the protocol: order=key, step=16, plan=plan.json, max_stoppage_ms=500.")
+        list[str] | None,
+        typer.Option(help="An option of the protocol: order=key, step=16, plan=plan.json, max_stoppage_ms=500."),
     ] = None,
     wait: Wait = True,
     url: Url = None,
@@ -191,7 +194,7 @@ def migrate(
     certificate: Certificate = None,
     json: Json = None,
 ) -> None:
-    """Move keys of a stage to a site while it runs: those you name, or all of them.
+    """Move keys of a stage to a site while it runs: the given keys, or all.
 
     Examples: whimbrel migrate average --keys s1,s2 --to edge-1 --data whimbrel-data
 
@@ -215,7 +218,9 @@ def migrate(
 
 def drain(
     site: Annotated[str, typer.Argument(help="The site to empty.")],
-    to: Annotated[str | None, typer.Option(help="The sites that take it all: edge-1,edge-2. Else all others.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The sites that take its keys: edge-1,edge-2. If not given, all others.")
+    ] = None,
     protocol: Protocol = None,
     deadline: Deadline = DEADLINE,
     wait: Wait = True,
@@ -225,7 +230,7 @@ def drain(
     certificate: Certificate = None,
     json: Json = None,
 ) -> None:
-    """Move everything away from a site, to others or to those you name, and report what went where.
+    """Move everything away from a site, to all others or to the given ones, and report what moved where.
 
     Example: whimbrel drain edge-1 --to cloud --data whimbrel-data
     """
@@ -259,18 +264,18 @@ def _migrations(found: Iterable[MigrationStatus]) -> Sheet:
     return table
 
 
-# ── Both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Shared ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _OVER = ("done", "aborted")
 _LIMITS = [f"max_{name}" for name in Limits.__struct_fields__]
 OPTIONS = sorted({"budget", "chunk", *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.choices)})
-"""Of all protocols."""
+"""The options of all protocols."""
 
 
 def _connected(url: str | None, token: str | None, data: Path | None, certificate: Path | None) -> Client:
     if data is None and (url is None or token is None):
         raise Refused(
-            "which application? give --data, its data directory, "
+            "no application given: give --data, its data directory, "
             "or --url (or WHIMBREL_URL) with the token in WHIMBREL_TOKEN"
         )
     return connect(url, token=token, data=data, certificate=certificate)
@@ -283,16 +288,16 @@ def _bins(text: str) -> list[int]:
         first, _, last = part.partition("-")
         ends = [end for end in (first, last or first) if end.isdecimal() and int(end) < BINS]
         if len(ends) < 2:
-            raise Refused(f"bins are given as numbers and ranges up to {BINS - 1}, like 0-511,600; not {text!r}")
+            raise Refused(f"bins must be numbers and ranges up to {BINS - 1}, like 0-511,600; got {text!r}")
         found += range(int(ends[0]), int(ends[1]) + 1)
     return found
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """An option like `step=16`: what is a number, a truth or a list becomes one."""
+    """An option like `step=16`: a number, a boolean or a list is parsed as JSON."""
     name, _, value = text.partition("=")
     if not value or name not in OPTIONS:
-        raise Refused(f"an option is given as name=value, like step=16; not {text!r}; there is: {', '.join(OPTIONS)}")
+        raise Refused(f"an option must be name=value, like step=16; got {text!r}; there is: {', '.join(OPTIONS)}")
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:

@@ -1,7 +1,8 @@
-"""What commands show on a terminal: text from outside is made visible first, so that it cannot give orders to it.
+"""Output of commands on a terminal: control characters in external text are escaped, so that it cannot control the
+terminal.
 
-Keys, reasons and names come from records, sites and other users. One with an escape sequence in it could clear the
-screen or hide a line, one with brackets could be taken for markup. `--json` writes what was answered as it is.
+Keys, reasons and names come from records, sites and other users. An escape sequence in them could clear the screen or
+hide a line, brackets could be interpreted as markup. `--json` writes the answer unchanged.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from whimbrel.core.text import visible
 
 
 def shown(text: object) -> str:
-    """Text from outside as a piece of a line with markup."""
+    """External text, escaped for use in a line with markup."""
     return escape(visible(text))
 
 
 def say(*lines: object) -> None:
-    """Print lines that hold text from outside, as they are."""
+    """Print lines with external text, without markup."""
     for line in lines:
         Console().print(visible(line), markup=False, highlight=False)
 
 
 class Sheet(Table):
-    """A table of text from outside; a column whose name ends with > is one of figures."""
+    """A table of external text; a column whose name ends with > is right-aligned, for figures."""
 
     def __init__(self, *columns: str) -> None:
         super().__init__(box=None)
@@ -38,7 +39,7 @@ class Sheet(Table):
             self.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
 
     def add(self, *cells: object) -> None:
-        """A row."""
+        """Add a row."""
         self.add_row(*map(shown, cells))
 
 
@@ -51,6 +52,6 @@ def version(package: str) -> str | None:
 
 
 def write(answer: Any, path: Path) -> None:
-    """Write an answer or a report as JSON, where people and programs can read it."""
+    """Write an answer or a report as indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(answer), indent=1) + b"\n")

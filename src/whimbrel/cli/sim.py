@@ -1,4 +1,4 @@
-"""`whimbrel sim`: run the real core in the deterministic world, for many seeds."""
+"""`whimbrel sim`: run the real core in the deterministic simulator, for many seeds."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from whimbrel.lab.sim.run import CHOICES, Outcome, search
 from whimbrel.lab.sim.sabotage import SABOTAGES
 
 SLICE = 5
-"""Seeds a worker takes at a time."""
+"""Seeds that a worker runs at a time."""
 
 Job = tuple[tuple[str, ...], range, str | None]
 Workers = Callable[[Iterable[Job]], Iterator[Outcome]]
-"""Do jobs, and give their outcomes back in the order of the jobs."""
+"""Run jobs, and return their outcomes in the order of the jobs."""
 
 
 def sim(
     protocol: Annotated[str, typer.Option(help=f"{', '.join(CHOICES)}, or all of them.")] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="How many histories of each protocol.")] = 2000,
+    seeds: Annotated[int, typer.Option(min=1, help="How many histories per protocol.")] = 2000,
     sabotage: Annotated[
         str | None,
-        typer.Option(help=f"Switch a safeguard off: {', '.join(SABOTAGES)}, or all in turn. Success means: noticed."),
+        typer.Option(help=f"Switch off a safeguard: {', '.join(SABOTAGES)}, or all in turn. Success: it is detected."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "--first-seed", min=0, help="The first seed.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Thousands of histories with crashes, delays and repeated messages: is any promise ever broken?
+    """Simulate thousands of histories with crashes, delays and repeated messages: is any guarantee ever violated?
 
     Examples: whimbrel sim --protocol all --seeds 2000
               whimbrel sim --sabotage all --seeds 300
@@ -87,7 +87,7 @@ def sim(
 
 
 def _search(workers: Workers, protocols: tuple[str, ...], seeds: range, sabotage: str | None) -> Outcome:
-    """Up to the violation with the lowest seed: slices come back in order, so the first is the lowest."""
+    """Search up to the violation with the lowest seed: slices return in order, so the first is the lowest."""
     slices: list[Job] = [(protocols, seeds[at : at + SLICE], sabotage) for at in range(0, len(seeds), SLICE)]
     whole = Outcome()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -101,11 +101,11 @@ def _search(workers: Workers, protocols: tuple[str, ...], seeds: range, sabotage
 
 @contextmanager
 def _workers(count: int) -> Iterator[Workers]:
-    """Worker processes that leave Ctrl-C to us, from their first moment on, and end when we leave."""
-    resource_tracker.ensure_running()  # it runs beside the workers, and would lift the block when it is started
+    """Worker processes that leave Ctrl-C to this process, from their start on, and end when the context ends."""
+    resource_tracker.ensure_running()  # it runs next to the workers; starting it later would unblock the signal
     pressed: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    # A new process inherits what is blocked here, so that none of them can die noisily while it starts.
+    # A new process inherits the blocked signals, so that none of them can die with a traceback while it starts.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pool = multiprocessing.get_context("spawn").Pool(count, _settle_down)
@@ -114,7 +114,7 @@ def _workers(count: int) -> Iterator[Workers]:
         signal.signal(signal.SIGINT, handler)
 
     def in_order(slices: Iterable[Job]) -> Iterator[Outcome]:
-        """Little is given ahead: when something is found, little is left to do."""
+        """Few jobs are submitted ahead: when a violation is found, few are left to finish."""
         pending: deque[AsyncResult[Outcome]] = deque()
         for job in slices:
             pending.append(pool.apply_async(search, job))
@@ -130,7 +130,7 @@ def _workers(count: int) -> Iterator[Workers]:
 
 
 def _settle_down() -> None:
-    """A worker leaves hardly any garbage, and what it has imported need not be looked through for it."""
+    """Collect garbage rarely: a worker produces hardly any, and imported objects need not be scanned."""
     gc.freeze()
     gc.set_threshold(100_000)
 
@@ -144,7 +144,7 @@ def _chosen(kind: str, name: str, known: list[str]) -> list[str]:
     return [name]
 
 
-# ── Telling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Reporting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _told(outcome: Outcome) -> str:
@@ -155,15 +155,15 @@ def _verdict(outcomes: dict[str | None, Outcome]) -> str:
     if None in outcomes:
         found = outcomes[None].found
         if found is None:
-            return "no promise broken"
+            return "no guarantee violated"
         again = f"whimbrel sim --protocol {found.protocol} --seed {found.seed} --seeds 1"
-        return f"[bold red]{escape(found.what)}[/]\nOnce more: {again}"
+        return f"[bold red]{escape(found.what)}[/]\nReproduce with: {again}"
     missed = [str(name) for name, outcome in outcomes.items() if not outcome.found]
     return f"[bold red]not caught: {', '.join(missed)}[/]" if missed else "every sabotage was caught"
 
 
 def _table(outcome: Outcome) -> Table:
-    """By protocol: how much was run, and what happened in it."""
+    """By protocol: how much was run, and which events occurred."""
     seen = {"schedules": "histories", "steps": "steps", "migrations done": "moved", "migrations aborted": "aborted"}
     table = Table("protocol", *seen.values(), "deaths", "zombies refused", box=None)
     for column in table.columns[1:]:

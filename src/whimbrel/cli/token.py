@@ -1,4 +1,4 @@
-"""`whimbrel token`: who may look at a running application, and who may give it orders."""
+"""`whimbrel token`: the users that may read the status of a running application, or give it orders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from whimbrel.cli.screen import Sheet, say
 from whimbrel.core.errors import Refused
 from whimbrel.rpc.access import rotate_credentials
 
-token = typer.Typer(name="token", help="Who may look at a running application, and who may give it orders.")
+token = typer.Typer(
+    name="token", help="Manage the users that may read a running application's status, or give it orders."
+)
 Data = Annotated[Path, typer.Option(envvar="WHIMBREL_DATA", help="The data directory.")]
-Name = Annotated[str, typer.Argument(help="Whose.")]
+Name = Annotated[str, typer.Argument(help="The user's name.")]
 
 
 @token.command()
 def add(
-    name: Name, data: Data, role: Annotated[str, typer.Option(help="read: may look. operate: may order, too.")] = "read"
+    name: Name, data: Data, role: Annotated[str, typer.Option(help="read: status only. operate: orders, too.")] = "read"
 ) -> None:
-    """Make a token for a user, and print it. It is shown once: only its digest is kept.
+    """Create a token for a user, and print it. It is shown once: only its digest is stored.
 
     Example: whimbrel token add grafana --role read --data whimbrel-data
     """
@@ -31,7 +33,7 @@ def add(
 
 @token.command("list")
 def list_all(data: Data) -> None:
-    """Who has a token, of which role, since when.
+    """List the users with a token: name, role, creation time.
 
     Example: whimbrel token list --data whimbrel-data
     """
@@ -45,7 +47,7 @@ def list_all(data: Data) -> None:
 
 @token.command()
 def revoke(name: Name, data: Data) -> None:
-    """Let a token open nothing any more, from the next call on.
+    """Make a token invalid, from the next call on.
 
     Example: whimbrel token revoke grafana --data whimbrel-data
     """
@@ -56,10 +58,12 @@ def revoke(name: Name, data: Data) -> None:
 @token.command()
 def rotate(
     data: Data,
-    name: Annotated[str, typer.Argument(help="Whose: operator and reader have theirs in a file.")] = "operator",
-    roles: Annotated[bool, typer.Option("--roles", help="Those of the processes, instead of a user's.")] = False,
+    name: Annotated[
+        str, typer.Argument(help="The user's name; the tokens of operator and reader are in files.")
+    ] = "operator",
+    roles: Annotated[bool, typer.Option("--roles", help="Replace the credentials of the processes instead.")] = False,
 ) -> None:
-    """Replace a token: the old one opens nothing any more, and nothing has to be started again.
+    """Replace a token: the old one becomes invalid, and nothing has to be restarted.
 
     Examples: whimbrel token rotate --data whimbrel-data
 
@@ -78,5 +82,5 @@ def rotate(
 
 def _tokens(data: Path) -> Tokens:
     if not data.is_dir():
-        raise Refused(f"{data} is no data directory; name the one that the application was started with")
+        raise Refused(f"{data} is not a data directory; give the one that the application was started with")
     return Tokens(data)

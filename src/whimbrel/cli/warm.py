@@ -1,4 +1,4 @@
-"""`whimbrel warm`: what makes Spark start in two thirds of the time on this machine."""
+"""`whimbrel warm`: makes Spark start in two thirds of the time on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from whimbrel.cli.screen import say
 
 
 def warm(
-    again: Annotated[bool, typer.Option("--again", help="Make it anew, though there is one.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Make it again, even if there is one.")] = False,
 ) -> None:
-    """Make an archive of Spark's classes, so that every later start of a site on this machine is quicker. Once.
+    """Make an archive of Spark's classes, so that every later start of a site on this machine is faster. Run it once.
 
     Example: whimbrel warm
     """
@@ -20,7 +20,7 @@ def warm(
     from whimbrel.spark.archive import is_wanted
 
     if not again and not is_wanted():
-        say("there is an archive for this Java and this Spark already, or this Java can make none; --again tries again")
+        say("there is an archive for this Java and this Spark, or this Java cannot make one; --again tries again")
         return
-    say("running a small pipeline for its classes; about a minute, once")
+    say("running a small pipeline to collect its classes; takes about a minute, once")
     say(f"made {make_archive()}")

@@ -1,1 +1,1 @@
-"""The three roles as processes of their own, and the one that starts and watches them all."""
+"""The three roles as separate processes, and the process that starts and supervises them all."""

@@ -1,7 +1,7 @@
-"""What all processes of a deployment must agree on: the pipeline, and how it is laid out.
+"""What all processes of a deployment must agree on: the pipeline, and its layout.
 
-The pipeline is a Python file that each of them imports. The rest is decided by the orchestrator, written to the journal
-of the data directory they share, and read there by the others.
+The pipeline is a Python file that each of them imports. The orchestrator decides the rest and writes it to the journal
+of the shared data directory, where the others read it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from whimbrel.roles.gateway import SAVE_EVERY
 
 SNAPSHOT = "deployment"
 TRIGGER = "500 milliseconds"
-"""How often a site starts a micro-batch at most, unless told: as soon as possible, sites on few cores only get in each
-other's way, and a site without records would ask for them all the time."""
+"""The minimum interval between micro-batches of a site, unless configured: without one, sites on few cores only slow
+each other down, and a site without records would poll all the time."""
 PATIENCE = 60.0
-"""Seconds to wait for the orchestrator's first word in a new data directory."""
+"""Seconds to wait for the orchestrator's first write to a new data directory."""
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """How a pipeline is laid out."""
+    """The layout of a pipeline."""
 
     sites: list[str]
     links: str = "ideal"
@@ -42,17 +42,18 @@ class Deployment(msgspec.Struct, frozen=True):
     """The address of the central store."""
     save_every: float = SAVE_EVERY
     reserve: int = RESERVE
-    """Bytes that must be free on every disk for anything to be taken in."""
+    """Bytes that must be free on every disk for a role to accept input."""
     durability: str = PROCESS
     """What an acknowledgement survives (log/durability.py)."""
 
     def save(self, journal: Journal) -> None:
-        """Let the others know."""
+        """Write it to the journal, for the other processes."""
         journal.save(SNAPSHOT, wire.pack(self))
 
 
 def agreed(data: Path, pipeline: Pipeline) -> Deployment:
-    """What the orchestrator has decided; waits for it in a new directory. Raises if that is another pipeline's."""
+    """The layout that the orchestrator has decided; waits for it in a new directory. Raises if the directory belongs to
+    another pipeline."""
     journal = JournalReader(data / JOURNAL)
     deadline = time.monotonic() + PATIENCE
     while (blob := journal.load(SNAPSHOT)) is None:
@@ -65,12 +66,12 @@ def agreed(data: Path, pipeline: Pipeline) -> Deployment:
 
 
 def load_job(path: str) -> Pipeline:
-    """The pipeline that a Python file makes: the one it has at its top level, or `file.py:name` if it has several."""
+    """The pipeline of a Python file: the one at its top level, or `file.py:name` if it has several."""
     file, _, name = path.partition(":")
     script = Path(file).resolve()
     if script.suffix != ".py" or not script.is_file():
-        raise Refused(f"{file} is no Python file; give the file that makes the pipeline, as job.py or job.py:name")
-    sys.path.insert(0, str(script.parent))  # Spark's workers must be able to import it by name, too
+        raise Refused(f"{file} is not a Python file; give the file that makes the pipeline, as job.py or job.py:name")
+    sys.path.insert(0, str(script.parent))  # Spark's workers must also be able to import it by name
     module = importlib.import_module(script.stem)
     found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
     if name:

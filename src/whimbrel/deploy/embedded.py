@@ -1,13 +1,13 @@
 """The embedded application: a pipeline on one machine, every site a set of queries in one SparkSession.
 
-`run` puts the three roles together in one process (ADR 15) and recovers each from the data directory: a run that was
-killed goes on where it was when it is started again with the same directory.
+`run` composes the three roles in one process (ADR 15) and recovers each from the data directory: a run that was killed
+continues where it stopped when it is started again with the same directory.
 
-    <data>/journal.db                     what the orchestrator has decided
-    <data>/gateway.db                     where the gateway stands
+    <data>/journal.db                     the orchestrator's decisions
+    <data>/gateway.db                     the gateway's positions
     <data>/logs/                          ingress, inbox and outbox logs, dead letters
     <data>/sites/<site>/<instance>/       checkpoints
-    <data>/token, <data>/url              how those outside get in, if it is served
+    <data>/token, <data>/url              token and address of the API, if it is served
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from whimbrel.api.server import ApiServer
 
 WARM_UPS = 3
-"""Batches that every site does before the first record comes in."""
+"""Batches that every site runs before the first record is ingested."""
 
 
 class App(Control):
-    """A running pipeline. Made by `run`."""
+    """A running pipeline. Created by `run`."""
 
     sites: dict[str, Site]
 
@@ -118,10 +118,10 @@ class App(Control):
         self.chores.accept_loss.update(accept_loss)
         self._servers: list[ApiServer] = []
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Start and stop ───────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> App:
-        """Bring everything up, from the end of a record's way to its beginning; records come in when all are warm."""
+        """Start everything, from the end of a record's path to its beginning; ingestion starts when all are warm."""
         try:
             self._start()
         except BaseException:
@@ -137,7 +137,7 @@ class App(Control):
         for name, site in self.sites.items():
             for instance in self.instances_at(name):
                 self._start_instance(site, instance)
-        # All at once, and more than once: when two sites first work together, Spark starts more Python workers.
+        # Concurrently, and more than once: when two sites first run together, Spark starts more Python workers.
         with ThreadPoolExecutor(len(self.sites)) as pool:
             for _ in range(WARM_UPS):
                 list(pool.map(Site.wait, self.sites.values()))
@@ -147,7 +147,7 @@ class App(Control):
         self.gateway.feed.start()
 
     def _start_instance(self, site: Site, instance: str) -> None:
-        """With a store, or with nothing to lose, an instance whose checkpoint is gone keeps nobody from starting."""
+        """Start an instance. If its checkpoint is gone, that fails only without a store and with keys to lose."""
         try:
             site.start(instance, wait=False, anew=False)
         except Stale:
@@ -157,7 +157,8 @@ class App(Control):
                 raise
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until the source has ended and everything that came from it is delivered."""
+        """Block until the source has ended and all its results are delivered. Raises `Unavailable` on timeout (in
+        seconds)."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (self.gateway.feed.ended.is_set() and self.is_settled()):
             self._raise_errors()
@@ -179,21 +180,21 @@ class App(Control):
         certificate: str | Path | None = None,
         key: str | Path | None = None,
     ) -> ApiServer:
-        """Let others look and give orders by HTTP, until the application stops: `wb.connect`, or the command line.
+        """Serve status and orders over HTTP until the application stops: for `wb.connect`, or the command line.
 
-        On a free port of this machine alone, unless told. With `certificate` and `key`, PEM files, it speaks TLS. The
+        By default on a free port, for this machine only. With `certificate` and `key`, PEM files, it uses TLS. The
         token that a caller needs is in the file `token` of the data directory.
         """
-        from whimbrel.api.server import ApiServer  # FastAPI is loaded where somebody serves, and nowhere else
+        from whimbrel.api.server import ApiServer  # FastAPI is loaded only if the API is served
 
         server = ApiServer(self, self.data, host, port, certificate=certificate, key=key).start()
         self._servers.append(server)
         return server
 
     def stop(self) -> None:
-        """Stop everything, in the order of a record's way. What is in the logs is delivered at the next start.
+        """Stop everything, in the order of a record's path. The content of the logs is delivered at the next start.
 
-        What cannot be stopped, because its JVM is gone for instance, does not keep the rest; its error is raised then.
+        If one component cannot be stopped, for example because its JVM is gone, the rest is; then its error is raised.
         """
         if self._stopped:
             return
@@ -232,14 +233,14 @@ class App(Control):
         finally:
             self.stop()
 
-    # ── Beside what every user may order (orchestrator/control.py) ────────────────────────────────────────────────────
+    # ── In addition to the orders of every user (orchestrator/control.py) ─────────────────────────────────────────────
 
     def batches(self) -> list[float]:
-        """How long the micro-batches of all instances took, in milliseconds."""
+        """The durations of the micro-batches of all instances, in milliseconds."""
         return [ms for site in self.sites.values() for ms in site.batches()]
 
     def dead_letters(self) -> list[DeadLetter]:
-        """Everything that could not be taken in or applied, with the reason and the position."""
+        """Everything that could not be ingested or applied, with the reason and the position."""
         return self.gateway.dead.read()
 
     def _site_of(self, instance: str) -> str:
@@ -266,21 +267,21 @@ def run(
     durability: str = PROCESS,
     accept_loss: Collection[str] = (),
 ) -> App:
-    """Run a pipeline on this machine. All keys begin at the first site.
+    """Run a pipeline on this machine. All keys start at the first site.
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
-    stops. `data`: the directory that makes a run survive its death; a temporary one if not given. `trigger`: how often
-    a site starts a micro-batch at most. `keep`: never trim the ingress log. `spark`: a SparkSession of your own.
-    `links`: what lies between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of sites. `store`: a
-    directory or `s3://bucket/prefix`, where every so many seconds (`save_every`) what has changed is saved. `reserve`:
-    while fewer bytes are free on a disk, whoever writes to it takes nothing in. `durability`: "process", or "power" if
-    what is acknowledged must survive a power failure. `accept_loss`: instances whose checkpoint is gone, which begin
-    anew without the state of their keys.
+    stops. `data`: the directory from which a killed run can continue; a temporary one if not given. `trigger`: the
+    minimum interval between micro-batches of a site. `keep`: never trim the ingress log. `spark`: your own
+    SparkSession. `links`: the network between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of
+    sites. `store`: a directory or `s3://bucket/prefix`, where increments are saved every `save_every` seconds.
+    `reserve`: while fewer bytes are free on a disk, the roles that write to it accept no input. `durability`:
+    "process", or "power" if acknowledged data must survive a power failure. `accept_loss`: instances whose checkpoint
+    is gone, and which may start from an empty one, without the state of their keys.
     """
     if not pipeline.stages:
         raise Refused("the pipeline has no stage; add one with pipeline.stage(name, operator)")
     if not sites or len(set(sites)) < len(sites):
-        raise Refused("sites need names of their own, and at least one is needed")
+        raise Refused("give at least one site, and no site name twice")
     for site in sites:
         check_name("site", site)
     links_of(sites, links)

@@ -1,4 +1,4 @@
-"""How whatever was started is stopped."""
+"""Shutdown of everything that was started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOGGER = logging.getLogger("whimbrel.deploy")
 
 
 def end_all(ends: Iterator[Callable[[], object]]) -> None:
-    """Do all of these, though some fail; then raise what failed first."""
+    """Call all of these, even if some fail; then raise the first error."""
     errors = []
     for end in ends:
         try:
@@ -19,6 +19,6 @@ def end_all(ends: Iterator[Callable[[], object]]) -> None:
         except Exception as error:
             errors.append(error)
     for other in errors[1:]:
-        kept(LOGGER, "something else could not be ended", other)
+        kept(LOGGER, "another component could not be stopped", other)
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""The gateway as a process: records enter here and results leave, whoever else lives."""
+"""The gateway as a process: records enter here and results leave, whether or not the other processes run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GatewayProcess:
         self._heart = Heart(self._beat)
 
     def start(self) -> None:
-        """Deliver what is there, take in what comes."""
+        """Start to deliver and to ingest."""
         self.role.start()
         self.server.start()
         self._heart.start()
@@ -65,11 +65,11 @@ class GatewayProcess:
 
     @property
     def error(self) -> Exception | None:
-        """Why it had to end."""
+        """Why the process had to end."""
         return self._heart.error
 
     def stop(self) -> None:
-        """Stop; what is in the logs is delivered at the next start."""
+        """Stop; the content of the logs is delivered at the next start."""
         end_all(self._ends())
 
     def _ends(self) -> Iterator[Callable[[], object]]:

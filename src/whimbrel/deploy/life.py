@@ -1,6 +1,7 @@
-"""The life of a process: it starts, serves until it is told to end, and stops what it has started.
+"""The lifecycle of a process: it starts, serves until a signal to end, and stops what it has started.
 
-It ends at SIGTERM or Ctrl-C; and, if whoever started it says so, when that one is gone: then its standard input ends.
+It ends at SIGTERM or Ctrl-C; and, with `until_input_ends`, when its parent process is gone: then its standard input
+ends.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from whimbrel.rpc.tls import Tls
 
 LOGGER = logging.getLogger("whimbrel.deploy")
 BEAT = 1.0
-"""Seconds between two beats."""
+"""Seconds between two heartbeats."""
 ADDRESS = "orchestrator.url"
-"""The file in the data directory that says where the orchestrator is."""
+"""The file in the data directory with the orchestrator's address."""
 
 
 class Process(Protocol):
-    """What runs in a process."""
+    """The role that a process runs."""
 
     @property
     def error(self) -> Exception | None:
-        """Why it had to end, if nobody wanted it to."""
+        """Why the process had to end, if it was not asked to."""
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
 
     def stop(self) -> None:
-        """Stop whatever was started, though `start` may have been interrupted. What is not done goes on at the next
+        """Stop everything that was started, even if `start` was interrupted. Unfinished work continues at the next
         start."""
 
 
 class Ended(BaseException):
-    """Somebody wants this process to end."""
+    """A signal asks this process to end."""
 
 
 def live(
@@ -58,8 +59,8 @@ def live(
     private: bool = False,
     log: LogSettings | None = None,
 ) -> None:
-    """Run a process until it is told to end. Called in the main thread. `private`: what it writes, and whatever it
-    starts, is for its owner alone. `log`: what it logs to its standard error; if not given, it configures nothing."""
+    """Run a process until a signal ends it. Called in the main thread. `private`: only the owner may read the files of
+    this process and its children. `log`: its log to standard error; if not given, logging is not configured."""
     if log is not None:
         log_to_stderr(log)
     if private:
@@ -96,9 +97,9 @@ def _end_with_input() -> None:
 
 
 class Heart:
-    """Says once in a while that this process lives; goes on when nobody hears it, and says so.
+    """Sends periodic heartbeats of this process; continues when the orchestrator does not receive them, and logs that.
 
-    If it cannot be said how things are, because the JVM is gone for instance, the process ends: a new one can help.
+    If the status cannot be determined, for example because the JVM is gone, the process ends: a new one can recover.
     """
 
     def __init__(self, beat: Callable[[], None]) -> None:
@@ -108,11 +109,11 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the heartbeats."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the heartbeats."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -125,32 +126,32 @@ class Heart:
             except Retry as error:
                 self._complain(visible(error))
             except Exception as error:
-                self.error = kept(LOGGER, "this process cannot say how it is, and ends", error)
+                self.error = kept(LOGGER, "this process cannot determine its status, and ends", error)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             if self._stopping.wait(BEAT):
                 return
 
     def _complain(self, told: str) -> None:
-        """Say why nobody hears it: once, when it has been so twice. An orchestrator that is starting is no news."""
+        """Log why a heartbeat failed: once, after the second failure in a row, as the orchestrator may be starting."""
         if told == self._complaint and not self._complained:
-            LOGGER.warning("the orchestrator does not hear this process: %s", told)
+            LOGGER.warning("the orchestrator does not receive the heartbeats of this process: %s", told)
         self._complaint, self._complained = told, told == self._complaint
 
 
 def orchestrator_at(data: Path, credential: Credential, url: str | None, tls: Tls | None = None) -> OrchestratorPort:
-    """The orchestrator, at a URL, or wherever the one of this data directory is now."""
+    """The orchestrator at a URL, or at the current address in this data directory."""
     return remote(OrchestratorPort, lambda: url or address_in(data), credential, tls=tls)
 
 
 def address_in(data: Path) -> str:
-    """Where the orchestrator of a data directory is now."""
+    """The current address of the orchestrator of a data directory."""
     try:
         return (data / ADDRESS).read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
-        raise Unavailable(f"no orchestrator has said where it is, in {data}") from error
+        raise Unavailable(f"no orchestrator has written its address to {data}; is it running?") from error
 
 
 def new_life() -> str:
-    """A name for this start of the process."""
+    """A unique name for this start of the process."""
     return secrets.token_hex(8)

@@ -1,10 +1,10 @@
-"""How a process logs: one handler to its standard error, a line of text or a JSON object for each message.
+"""The log format of a process: one handler to its standard error, a line of text or a JSON object per message.
 
     time=2026-03-01T12:00:00.123Z level=WARNING role="site edge-1" logger=whimbrel.site message="the link a->b fails"
 
-A message comes from outside in part (names, keys, what libraries say): what a terminal or a reader of lines would take
-for more than text is escaped. In text, a traceback follows its line, each of its lines behind two spaces; in JSON it is
-the field `traceback`.
+Parts of a message come from outside (names, keys, messages of libraries): characters that a terminal or a line-based
+reader would interpret are escaped. In text, a traceback follows its line, each of its lines indented by two spaces; in
+JSON it is the field `traceback`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What a process logs, and how. Raises `UnknownName` if there is no such format or level."""
+    """The role, format and level of a process's log. Raises `UnknownName` for an unknown format or level."""
 
     role: str
     format: str = "text"
@@ -60,18 +60,18 @@ class Formatter(logging.Formatter):
 
 
 def log_to_stderr(settings: LogSettings) -> logging.Handler:
-    """Let everything of Whimbrel in this process go to its standard error, from a level on; return the handler."""
+    """Log everything of Whimbrel in this process from a level on to standard error; return the handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter(settings.role, settings.format))
     logger = logging.getLogger("whimbrel")
     logger.addHandler(handler)
     logger.setLevel(settings.level.upper())
-    logger.propagate = False  # what a user's job configures at the root would say it a second time
+    logger.propagate = False  # a root handler of the user's job would log it a second time
     return handler
 
 
 def _quoted(value: str) -> str:
-    """A value in one word, or in quotation marks."""
+    """A value as one word, or in quotation marks."""
     shown = visible(value)
     if shown and not any(mark in shown for mark in ' ="'):
         return shown

@@ -1,6 +1,6 @@
-"""A site as a process: a SparkSession of its own, the queries that run there, the links that begin there.
+"""A site as a process: its own SparkSession, the queries that run there, the links that begin there.
 
-It starts with nothing: the orchestrator, which hears that it lives, says what is to run here.
+It starts without instances: the orchestrator, when it receives the first heartbeat, starts those that are to run here.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class SiteProcess:
         self._heart = Heart(self._beat)
 
     def start(self) -> None:
-        """Say that it lives, and do what it is told."""
+        """Start to send heartbeats and to serve calls."""
         self.links.start()
         self.site.open()
         self.server.start()
         self._heart.start()
 
     def _site_of(self, instance: str) -> str:
-        # What runs here is here, though an orchestrator that is about to decide so may not have said it yet.
+        # An instance that runs here is here, though the orchestrator may not have sent its placement yet.
         return self.site.name if instance in self.site.queries else self.site.places.get(instance, self.site.name)
 
     def _beat(self) -> None:
@@ -76,16 +76,16 @@ class SiteProcess:
         try:
             status = self.site.status()
         except Retry as error:
-            raise RuntimeError("nobody can say how the site is") from error
+            raise RuntimeError("the status of the site cannot be determined") from error
         self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, status))
 
     @property
     def error(self) -> Exception | None:
-        """Why it had to end."""
+        """Why the process had to end."""
         return self._heart.error
 
     def stop(self) -> None:
-        """Stop; what runs here goes on from its checkpoint at the next start."""
+        """Stop; the instances here continue from their checkpoints at the next start."""
         end_all(self._ends())
 
     def _ends(self) -> Iterator[Callable[[], object]]:

@@ -1,7 +1,7 @@
-"""The one that starts all processes of a deployment on this machine, and starts again what dies.
+"""The supervisor: starts all processes of a deployment on this machine, and restarts those that die.
 
-Each child has a session of its own, so that Ctrl-C reaches only this process, which ends them in its own way. Their
-standard input is a pipe from here: when this process is gone, however it went, the pipe ends, and so do they.
+Each child has its own session, so that Ctrl-C reaches only this process, which then ends the children in order. Their
+standard input is a pipe from the supervisor: when it is gone, for any reason, the pipe ends, and the children end.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextlib import suppress
 from whimbrel.core.errors import Refused
 
 REFUSED = 2
-"""A child's exit status when starting it again cannot help."""
+"""A child's exit status when a restart cannot help."""
 FIRST, MOST, CALM = 0.1, 15.0, 30.0
-"""Seconds until what died is started again: at first, and at most; and how long it must live for the count to begin
-anew."""
+"""Seconds until a dead child is restarted: at first, and at most; and how long it must run for the back-off to be
+reset."""
 PATIENCE = 20.0
-"""Seconds that children have to end when they are told to."""
+"""Seconds that children have to end after SIGTERM."""
 PERIOD = 0.1
 
 Say = Callable[[str], None]
 
 
 class Child:
-    """One process, started as often as it takes."""
+    """One child process, restarted as often as necessary."""
 
     def __init__(self, name: str, command: Sequence[str], say: Say) -> None:
         self.name, self._command, self._say = name, command, say
@@ -36,7 +36,7 @@ class Child:
         self._born, self._due, self._pause = 0.0, 0.0, FIRST
 
     def look(self) -> None:
-        """Start it if it is due; note its death. Raises `Refused` if starting it again cannot help."""
+        """Start the child if it is due; detect its death. Raises `Refused` if a restart cannot help."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._due:
@@ -56,12 +56,12 @@ class Child:
         self._say(f"{self.name} has ended ({how}); it is started again in {self._pause:g} s")
 
     def end(self) -> None:
-        """Tell it to end."""
+        """Send SIGTERM to the child."""
         if self._process is not None:
             self._process.terminate()
 
     def await_end(self, deadline: float) -> None:
-        """Wait for its end; who takes too long is killed, with all it started."""
+        """Wait for the child's end; after the deadline it is killed, with its whole process group."""
         if self._process is None:
             return
         try:
@@ -81,7 +81,7 @@ class Child:
 
 
 def supervise(commands: Mapping[str, Sequence[str]], say: Say, has_finished: Callable[[], bool]) -> None:
-    """Run all of these until somebody wants it to end, or everything has finished. Called in the main thread."""
+    """Run all of these until SIGTERM or Ctrl-C, or until everything has finished. Called in the main thread."""
     children = [Child(name, command, say) for name, command in commands.items()]
 
     def end(number: int, frame: object) -> None:

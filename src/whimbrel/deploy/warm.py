@@ -1,7 +1,7 @@
 """Makes the archive of Spark's classes (spark/archive.py): `whimbrel warm`, which `make test` runs.
 
-A process of its own runs a small pipeline twice, the second time from the checkpoints of the first, with a move and a
-stateless part: whatever a site does. When its JVM ends, it writes what it has loaded.
+A separate process runs a small pipeline twice, the second time from the checkpoints of the first, with a move and a
+stateless part: everything that a site does. When its JVM ends, it writes the classes it has loaded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from whimbrel.spark.archive import SILENT, archives, keep
 from whimbrel.spark.session import JVM_OPTIONS, TUNED, java_home, session
 
 TIMEOUT = 600.0
-"""Seconds that it may take; on two quiet cores it takes forty."""
+"""Seconds that this may take; on two idle cores it takes 40 s."""
 
 
 def make_archive() -> Path:
-    """Make the archive for the Java that Spark would use. Raises `Unavailable` if there is no Java, or it cannot."""
+    """Make the archive for the Java that Spark would use. Raises `Unavailable` without Java, or if this Java fails."""
     java = java_home()
     archives().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archives(), prefix="making-") as folder:
@@ -45,12 +45,14 @@ def make_archive() -> Path:
             raise Unavailable(f"a small pipeline has failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         if not made.exists() or not _works(java, made, done.stdout.strip()):
             keep(java, None)
-            raise Unavailable(f"the Java at {java} makes no archive of the classes it has loaded; Spark runs without")
+            raise Unavailable(
+                f"the Java at {java} cannot archive the classes it has loaded; Spark runs without an archive"
+            )
         return keep(java, made)
 
 
 def _works(java: str, made: Path, class_path: str) -> bool:
-    """Whether a JVM with Spark's class path takes it, with every byte checked."""
+    """Whether a JVM with Spark's class path accepts the archive, with every byte verified."""
     command = [f"{java}/bin/java", "-cp", class_path, f"-XX:SharedArchiveFile={made}", "-Xshare:on"]
     return subprocess.run([*command, "-XX:+VerifySharedSpaces", "-version"], capture_output=True).returncode == 0
 
@@ -88,7 +90,7 @@ def _train(made: str) -> str:
     class_path = str(gateway.jvm.java.lang.System.getProperty("java.class.path"))
     spark.stop()
     gateway.shutdown()
-    gateway.proc.stdin.close()  # its end is what the JVM waits for
+    gateway.proc.stdin.close()  # the JVM ends when its input ends
     gateway.proc.wait()
     return class_path
 

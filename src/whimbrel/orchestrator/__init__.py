@@ -1,1 +1,1 @@
-"""The orchestrator: decides what moves where, journals it, and lets it be carried out."""
+"""The orchestrator: decides what moves where, journals the decision, then carries it out."""

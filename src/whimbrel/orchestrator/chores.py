@@ -1,5 +1,5 @@
-"""What an orchestrator does again and again, whatever was ordered: who must know where the instances are hears it, and
-instances that come, go or are left behind are started, stopped and cleared away."""
+"""The orchestrator's periodic work, independent of orders: it sends the placement of the instances to the sites and the
+gateway, and starts, stops and cleans up instances that are added, removed or left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whimbrel.orchestrator.stage import StageControl
 
 
 class Chores:
-    """The chores of one pipeline. Calls may come from several threads."""
+    """The periodic work for one pipeline. Thread-safe."""
 
     def __init__(
         self,
@@ -32,15 +32,16 @@ class Chores:
         self._stages, self._sites, self._gateway, self._logs, self._data = stages, sites, gateway, logs, data
         self._placing = threading.Lock()
         self._told: dict[str, dict[str, str]] = {}
-        """By site, and the gateway as the empty name: the places it was last told."""
+        """By site, with the gateway as the empty name: the placement last sent to it."""
         self._cleared = False
         self._revived: set[str] = set()
-        """Relocations that a restoration has ended, and whose instances have been started since."""
+        """Relocations ended by a restoration, whose instances have been started since."""
         self.accept_loss: set[str] = set()
-        """Instances that may begin anew, once, should their checkpoint be gone."""
+        """Instances that may start once from an empty checkpoint if theirs is gone."""
 
     def tell_places(self) -> None:
-        """Tell everybody where the instances are, who has not heard it. Who cannot be reached is told later."""
+        """Send the placement of all instances to each site and the gateway, unless already sent. An unreachable one
+        receives it later."""
         with self._placing:
             places = {
                 name: site for one in list(self._stages.values()) for name, site in [*one.coordinator.sites.items()]
@@ -62,22 +63,22 @@ class Chores:
             self._gateway.place(stage, list(control.coordinator.sites))
 
     def forget_told(self, who: str) -> None:
-        """A site, or the gateway (the empty name), has a new life, and knows nothing any more."""
+        """A site, or the gateway (the empty name), has restarted and needs the placement again."""
         self._told.pop(who, None)
 
     def renew(self, instance: str) -> None:
-        """Let an instance begin anew whose checkpoint is gone, without the state of its keys."""
+        """Start an instance whose checkpoint is gone from an empty one, without the state of its keys."""
         stage = next(one for one in self._stages.values() if instance in one.coordinator.sites)
         self._sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
         self.accept_loss.discard(instance)
 
     def stale(self) -> list[str]:
-        """Instances whose checkpoint does not fit their logs, as their sites last said."""
-        # Looked for several times a second: a whole status is asked for only where something fails.
+        """Instances whose checkpoint does not match their logs, as their sites last reported."""
+        # Called several times per second: fetches a full status only from sites where something fails.
         return [name for site in self._sites.values() if site.failed() for name in site.status().stale]
 
     def _renew_stale(self) -> None:
-        """Those that have nothing to lose, because their keys are elsewhere, or whose loss is accepted."""
+        """Renew stale instances that lose nothing, because their keys are elsewhere, or whose loss is accepted."""
         stale = set(self.stale())
         for stage in self._stages.values():
             for name in stale & {*stage.coordinator.sites}:
@@ -85,7 +86,7 @@ class Chores:
                     self.renew(name)
 
     def _start_left_behind(self) -> None:
-        """What `restart` had stopped when a restoration took its keys runs where it belongs, with nothing."""
+        """Start each instance that `restart` had stopped when a restoration took its keys: at its own site, empty."""
         for stage in self._stages.values():
             for one in list(stage.coordinator.migrations.values()):
                 instance = one.move.source
@@ -93,19 +94,19 @@ class Chores:
                     home = stage.coordinator.sites[instance]
                     for other in {one.from_site, one.to_site} - {home}:
                         self._sites[other].stop(instance)
-                    with suppress(Stale):  # its checkpoint went on elsewhere: it begins anew
+                    with suppress(Stale):  # its checkpoint was used elsewhere: it is renewed
                         self._sites[home].start(instance, wait=False)
                     self._revived.add(one.move.id)
         if self._revived:
             self._revived &= {id for stage in self._stages.values() for id in list(stage.coordinator.migrations)}
 
     def is_left_behind(self, migration: Migration) -> bool:
-        """Whether `restart` may have left an instance stopped, because a restoration has ended it."""
+        """Whether `restart` may have left an instance stopped, because a restoration ended that migration."""
         restarted = migration.move.relocates and bool(migration.ended_by)
         return restarted and migration.move.id not in self._revived
 
     def do(self) -> None:
-        """What is due now."""
+        """Do the work that is due now."""
         self.tell_places()
         self._renew_stale()
         self._start_left_behind()
@@ -115,7 +116,7 @@ class Chores:
                 control.see_off()
 
     def _clear(self) -> None:
-        """Once, when nobody looks there any more: remove what instances have left behind that had left before."""
+        """Once, when no reader is left: remove the logs and files of instances that had left before this start."""
         if not self._cleared:
             self._cleared = True
             for instance in [name for control in self._stages.values() for name in control.instances.past]:

@@ -1,4 +1,4 @@
-"""What a user may order of a running pipeline: the orchestrator with its stages, over whatever reaches the others.
+"""The operations that a user may order on a running pipeline: the orchestrator with its stages and its ports.
 
 `wb.run` has one in the user's own process (deploy/embedded.py), `whimbrel orchestrator` one in a process of its own.
 """
@@ -40,7 +40,7 @@ from whimbrel.site.status import told
 
 
 class Control:
-    """The orchestrator of a pipeline, with all that it takes to understand an order."""
+    """The orchestrator of a pipeline, with everything needed to interpret an order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Control:
         clock_us: Callable[[], int],
         links: Given,
     ) -> None:
-        """`shapes`: of the stages, in their order."""
+        """`shapes`: by stage, in the order of the stages."""
         self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
         self.sites, self._pausing = sites, threading.Lock()
         self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
@@ -69,7 +69,7 @@ class Control:
             self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
             self.orchestrator.stages[stage] = coordinator
 
-    # ── What a user asks for ─────────────────────────────────────────────────────────────────────────────────────
+    # ── Orders of a user ─────────────────────────────────────────────────────────────────────────────────────────
 
     def migrate(
         self,
@@ -89,14 +89,13 @@ class Control:
     ) -> Handle:
         """Move keys of a stage to a site, while it runs.
 
-        Which: these `keys`, these `bins`, a `share` (0 to 1) of what lies elsewhere, or everything; with `at`, only of
-        what lies at that site. How: `protocol`, `live` if none is given; what lies at a dead site is restored from the
-        central store, if the protocol is `restore`, `auto` or not given: from the newest versions, or from the
-        checkpoint of that number. `options` are those of the protocol (docs/protocols). Returns at once; the handle
-        waits, tells and aborts. Raises, and changes nothing, if a name is unknown, the request makes no sense, or
-        another migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one
-        batch; if not given, no more than the link carries. `request`: journalled as answered, together with what it
-        orders.
+        Which: these `keys`, these `bins`, a `share` (0 to 1) of the keys elsewhere, or everything; with `at`, only keys
+        at that site. How: `protocol`, `live` if none is given; keys at a dead site are restored from the central store,
+        if the protocol is `restore`, `auto` or not given: from the newest versions, or from the checkpoint with number
+        `from_checkpoint`. `options` are those of the protocol (docs/protocols). Returns at once; the handle waits,
+        reports and aborts. Raises, and changes nothing, if a name is unknown, the request is invalid, or another
+        migration has some of the keys. `budget`: how many bytes of state each part of a source ships in one batch; if
+        not given, no more than the link carries. `request`: journalled as answered, together with its orders.
         """
         control = self.stage_for(stage, (to, at), protocol, deadline, budget)
         self.check_alive(to)
@@ -130,7 +129,7 @@ class Control:
     def _lost(
         self, control: StageControl, selection: Selection, to: str, protocol: str | None, checkpoint: int | None
     ) -> tuple[list[str], list[str]]:
-        """Whose keys a migration brings out of the store, and why. Raises if that is not what was asked for."""
+        """The instances whose keys a migration restores from the store, and why. Raises if the request forbids it."""
         if protocol == "restore":
             lost, why = control.sources(selection, to), list[str]()
         else:
@@ -157,11 +156,11 @@ class Control:
         return self._reach.gateway.checkpoints(stage)
 
     def is_dead(self, site: str) -> bool:
-        """Whether a site is thought dead. In one process none ever is."""
+        """Whether a site is considered dead. In a single process none ever is."""
         return False
 
     def check_alive(self, site: str) -> None:
-        """Raise if keys cannot go to a site."""
+        """Raise if keys cannot move to a site."""
         if self.is_dead(site):
             raise Unavailable(f"site {site} is dead; choose another one, or wait until it is back")
 
@@ -177,31 +176,33 @@ class Control:
         request: Request | None = None,
         **options: Any,
     ) -> Handle:
-        """Let so many instances of a stage share the keys that lie at a site, while it runs.
+        """Distribute the keys of a stage at a site over `instances` instances, while it runs.
 
-        More than there are: new ones are started, which takes some seconds, and get their share. Fewer: those with the
-        fewest keys give them to the others and are then stopped. As many: the keys are evened out. Returns when the
+        More than now: new ones are started, which takes some seconds, and receive their share. Fewer: those with the
+        fewest keys ship them to the others and are then stopped. As many: the keys are rebalanced. Returns when the
         moves are ordered; the handle is that of `migrate`. Raises, and changes nothing, as `migrate` does.
         """
         control = self.stage_for(stage, (at,), protocol, deadline, budget)
         options = read_plan(options) | {"budget": control.budget(at, at) if budget is None else budget}
         if instances < 1:
             raise Refused(
-                f"the keys at {at} need an instance there, so {instances} are too few; "
+                f"the keys at {at} need at least 1 instance there, got {instances}; "
                 f"to empty the site, move them away: app.migrate({stage!r}, at={at!r}, to=...)"
             )
         if protocol in ("restart", "auto"):
-            raise Refused(f"{protocol} does not share keys between instances of a site; use another protocol")
+            raise Refused(f"{protocol} cannot distribute keys over instances of a site; use another protocol")
         self.check_alive(at)
         here, owners = control.instances.at(at), control.coordinator.table.owners
         for migration in list(control.coordinator.open.values()):
             if not migration.is_over and {migration.move.source, migration.move.destination} & {*here}:
                 raise Conflict(
                     f"migration {migration.move.id} ({migration.phase}) moves keys to or from {at}, "
-                    "so it is open who will have how many; wait for it or abort it"
+                    "so their distribution is not final; wait for it or abort it"
                 )
         if instances > len(here) and not any(owners.select(name) for name in here):
-            raise Refused(f"{stage} has no keys at {at} to share; bring some: app.migrate({stage!r}, to={at!r})")
+            raise Refused(
+                f"{stage} has no keys at {at} to distribute; move some there: app.migrate({stage!r}, to={at!r})"
+            )
         with control.instances.staying(at, control.counts(), instances) as staying:
             wanted = control.level(at, staying)
             ids = self.orchestrator.migrate(stage, wanted, at, protocol, deadline, request=request, **options)
@@ -218,11 +219,12 @@ class Control:
         request: Request | None = None,
         **options: Any,
     ) -> dict[str, Handle]:
-        """Move everything away from a site, while it runs: to these sites, or all others, each key to who has least.
+        """Move everything away from a site, while it runs: to these sites, or all others, each key to the instance with
+        the fewest.
 
-        Returns a handle for each stage that has something there. What lies at a dead site is restored, as in `migrate`:
-        each instance's keys at one other. Raises, and changes nothing, as `migrate` does, or if a migration brings keys
-        to the site. The site's instances stay, with nothing.
+        Returns a handle for each stage with keys there. Keys at a dead site are restored, as in `migrate`: those of
+        each instance at one other. Raises, and changes nothing, as `migrate` does, or if a migration moves keys to the
+        site. The site's instances stay, without keys.
         """
         orders = drained(self, site, to, protocol, deadline, budget, read_plan(options))
         ids = self.orchestrator.order(orders, deadline, request=request)
@@ -240,11 +242,11 @@ class Control:
         deadline: float = DEADLINE,
         request: Request | None = None,
     ) -> Handle:
-        """Let an instance at a site go on with all that this one had, as the central store has it: in the newest
-        versions, or those of a checkpoint. At its own site another one is started for that.
+        """Restore all keys of an instance from the central store at another instance of a site: the newest versions, or
+        those of a checkpoint. At the instance's own site another one is started for that.
 
-        Whether it still runs makes no difference: its epochs are closed, and it drops its keys. The handle is that of
-        `migrate`, with protocol `restore`. Raises, and changes nothing, as `migrate` does.
+        It does not matter whether the instance still runs: its epochs are closed, and it drops its keys. The handle is
+        that of `migrate`, with protocol `restore`. Raises, and changes nothing, as `migrate` does.
         """
         control = self.stage_for(self.stage_with(instance).name, (site,), None, deadline, None)
         self.check_alive(site)
@@ -256,8 +258,8 @@ class Control:
         return Handle(self.orchestrator, control.name, ids)
 
     def detach(self, instance: str, *, deadline: float = DEADLINE, request: Request | None = None) -> Handle:
-        """Take an instance out of its stage: its keys go to the others at its site, or else to all others, and it stops
-        when it has nothing any more. What was at a dead site is restored.
+        """Remove an instance from its stage: its keys move to the others at its site, or else to all others, and it
+        stops when it has none left. Keys at a dead site are restored.
 
         The handle is that of `migrate`. Raises, and changes nothing, as `migrate` does, or if it is the only one.
         """
@@ -268,12 +270,12 @@ class Control:
         return Handle(self.orchestrator, control.name, ids)
 
     def abort(self, id: str, reason: str = "called off", *, by: str = "") -> None:
-        """Call a migration off; its story says who did. Too late after the point of no return: then it goes on to its
-        end."""
+        """Abort a migration; its story records by whom. After its point of no return the migration completes
+        instead."""
         self.orchestrator.tell(self.migration(id).move.stage, id, Abandoned(visible(reason), by))
 
     def take_over(self, id: str, *, by: str = "") -> None:
-        """Let a warm standby take its keys over; once more changes nothing. Raises `Refused` if none is waiting."""
+        """Let a warm standby take over its keys. Idempotent. Raises `Refused` if no standby is waiting."""
         migration = self.migration(id)
         if migration.is_standby:
             self.orchestrator.tell(migration.move.stage, id, Takeover(by))
@@ -284,34 +286,34 @@ class Control:
             )
 
     def wait_for(self, id: str, timeout: float, *, warm: bool = False) -> bool:
-        """Until a migration is over, or, with `warm`, a warm standby; False if the time ran out first."""
+        """Block until a migration is over, or, with `warm`, a warm standby; False on timeout (in seconds)."""
         return self.orchestrator.wait(self.migration(id).move.stage, [id], timeout, warm=warm)
 
     def pause(self, instance: str) -> None:
-        """Let an instance end its batch and stand still. Its records wait in its inbox; the others go on."""
+        """Let an instance finish its batch, then pause it. Its records wait in its inbox; the others continue."""
         with self._pausing:
             self.sites[self._settled_site(instance)].stop(instance)
 
     def resume(self, instance: str) -> None:
-        """Let a paused instance go on where it was; returns when it serves."""
+        """Resume a paused instance where it stopped; returns when it serves."""
         with self._pausing:
             self.sites[self._settled_site(instance)].start(instance)
 
     def save(self, instance: str) -> None:
-        """Let an instance save what has changed to the central store now; the others of its stage do so, too."""
+        """Order an increment of an instance to the central store now; the others of its stage save one, too."""
         self.stage_with(instance).order_checkpoint()
 
     def recall(self, request: Request) -> Receipt | None:
-        """The receipt that a request got, if it has come before. Raises `Refused` if it said something else then."""
+        """The receipt of a repeated request; None if it is new. Raises `Refused` if its content has changed."""
         found = None if request.name is None else self.journal.answer(request.name)
         return None if found is None else request.check(wire.unpack(found, Answered))
 
     def remember(self, request: Request) -> None:
-        """A request that orders no migration has been answered."""
+        """Journal a request that orders no migration as answered."""
         self.journal.write(answer=request.answered())
 
     def migration(self, id: str) -> Migration:
-        """The migration of this name."""
+        """The migration with this id."""
         for control in self.stages.values():
             if id in control.coordinator.migrations:
                 return control.coordinator.migrations[id]
@@ -342,7 +344,7 @@ class Control:
     def stage_for(
         self, stage: str, sites: Iterable[str | None], protocol: str | None, deadline: float, budget: int | None
     ) -> StageControl:
-        """The stage of an order, if the order makes sense."""
+        """The stage of an order. Raises if the order is invalid."""
         if stage not in self.stages:
             raise UnknownName("stage", stage, list(self.stages))
         for site in filter(None, sites):
@@ -351,17 +353,15 @@ class Control:
         if protocol is not None and protocol != "auto":
             protocol_named(protocol)
         if deadline <= 0 or (budget is not None and budget < 1):
-            raise Refused(
-                f"a deadline lies some seconds ahead, a budget is at least a byte: not {deadline} and {budget}"
-            )
+            raise Refused(f"deadline must be > 0 s and budget >= 1 byte or None, got {deadline} and {budget}")
         return self.stages[stage]
 
     def cut(self, site: str, other: str) -> None:
-        """Cut the link between two sites, in both directions: nothing is delivered until it is mended, nothing lost."""
+        """Cut the link between two sites, in both directions: until `mend`, nothing is delivered. Nothing is lost."""
         self._cut(site, other, True)
 
     def mend(self, site: str, other: str) -> None:
-        """Mend the link between two sites: what could not be delivered goes on."""
+        """Restore the link between two sites: pending messages are delivered."""
         self._cut(site, other, False)
 
     def _cut(self, one: str, other: str, is_cut: bool) -> None:
@@ -370,7 +370,7 @@ class Control:
         self.sites[other].cut(one, is_cut)
 
     def status(self) -> dict[str, Any]:
-        """How things are, as plain data: records, stages with their instances, migrations, links, dead letters."""
+        """The status as plain data: records, stages with their instances, migrations, links, dead letters."""
         flow = self._reach.gateway.status()
         there = {name: site.status() for name, site in self.sites.items()}
         stages = self.stages.items()
@@ -397,23 +397,23 @@ class Control:
         return {**stage.status(flow), "waiting": {id: f"waiting: {reason}" for id, reason in waiting.items()}}
 
     def story(self, id: str) -> list[str]:
-        """What happened in a migration, a line each, with its time; the end of a phase with its duration."""
+        """The events of a migration, one per line, with their times; the end of a phase with its duration."""
         return Handle(self.orchestrator, self.migration(id).move.stage, [id]).progress
 
-    # ── What the others hear and tell ────────────────────────────────────────────────────────────────────────────
+    # ── For the other roles ──────────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, stage: str, notice: Report) -> None:
-        """A notice of an instance."""
+        """Handle a notice of an instance."""
         self.orchestrator.hear(stage, notice)
 
     def is_settled(self) -> bool:
-        """Whether nothing moves, and everything that was sent is applied and delivered."""
+        """Whether no migration is under way, and all records sent are applied and their results delivered."""
         moving = any(
             not migration.is_over and not migration.is_standby
             for control in self.stages.values()
             for migration in list(control.coordinator.open.values())
         )
-        # In the order of a record's way: what a link or a stage hands on, the next one, asked later, has got.
+        # In the order of a record's path: what a link or stage has passed on is then seen at the next, checked later.
         return (
             not moving
             and all(site.is_idle() for name, site in self.sites.items() if not self._is_given_up(name))
@@ -421,12 +421,12 @@ class Control:
         )
 
     def _is_given_up(self, site: str) -> bool:
-        """Whether a site is dead, and nobody waits for what it has: its keys are elsewhere."""
+        """Whether a site is dead and owns no keys any more, so that its messages need not be awaited."""
         stages = self.stages.values()
         return self.is_dead(site) and not any({*one.instances.at(site)} & one.owners() for one in stages)
 
     def instances_at(self, site: str) -> list[str]:
-        """The instances that are to run at a site, without those that a migration relocates right now."""
+        """The instances that are to run at a site, without those that a migration relocates now."""
         return [
             name
             for stage, control in self.stages.items()
@@ -441,7 +441,7 @@ def router_of(stage: str) -> str:
 
 
 def _limits(options: dict[str, Any]) -> Limits:
-    """What `auto` must not exceed, taken out of the options; the rest is for the protocol it chooses."""
+    """The limits for `auto`, removed from the options. Raises if other options remain."""
     known = {f"max_{name}": name for name in Limits.__struct_fields__}
     given = {name: options.pop(name) for name in list(options) if name in known}
     if options:

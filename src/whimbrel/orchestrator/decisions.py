@@ -1,9 +1,9 @@
-"""The orchestrator's decisions: which migrations there are, what an event means, and what is to be done then.
+"""The orchestrator's decisions: which migrations exist, how an event changes them, and which commands follow.
 
-What is not journalled has not happened: an event is decided on a draft, the draft is written, and only then is it what
-the migration is, and only then are its commands handed on. So whatever a write raises, all is as it was before.
+An event that is not journalled has not happened: it is applied to a draft, the draft is written, and only then does it
+replace the migration and are its commands handed on. So if a write raises, nothing has changed.
 
-It has no thread and no clock of its own. `Orchestrator` gives it both; the simulator drives it step by step.
+This module has no thread and no clock of its own. `Orchestrator` provides both; the simulator drives it step by step.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from whimbrel.orchestrator.journal import MigrationJournal
 from whimbrel.orchestrator.orders import Request
 
 ITSELF = "the process itself"
-"""The sender of orders that no request asks for."""
+"""The sender of orders without a request."""
 Place = tuple[str, str]
 """A stage, and the id of one of its migrations."""
 
 
 class Commands(Protocol):
-    """The commands of migrations that have not been carried out yet: those of one migration in their order."""
+    """The pending commands of migrations: those of one migration in their order."""
 
     def add(self, place: Place, commands: Sequence[Command]) -> None:
-        """Carry these out behind all that was added for this migration before."""
+        """Queue commands behind all that were added for this migration before."""
 
     def has(self, place: Place) -> bool:
-        """Whether something is to be done for a migration."""
+        """Whether commands of a migration are pending."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Selections of a stage, each to its instance at a site."""
+    """Selections of a stage's keys, each to be moved to its instance at a site."""
 
     stage: str
     wanted: Sequence[tuple[Selection, str]]
@@ -54,8 +54,8 @@ class Order:
 
 @dataclass(frozen=True)
 class RestoreOrder:
-    """All that an instance of a stage has or was to have, lost or thought so, to another one: the newest versions that
-    the store has, or those of a checkpoint."""
+    """Everything that a lost, or presumed lost, instance of a stage owns or was to own, to be restored at another one:
+    the newest versions in the store, or those of a checkpoint."""
 
     stage: str
     lost: str
@@ -76,21 +76,21 @@ class Decisions:
         needs: Callable[[Migration], bool] = lambda migration: False,
         kept: tuple[int, int] | None = None,
     ) -> None:
-        """`uptime`: seconds that only grow. `needs`: whether something else needs a migration that is over. `kept`: how
-        many of those are remembered, and how many more until the others are forgotten."""
+        """`uptime`: a monotonic clock in seconds. `needs`: whether something else needs a migration that is over.
+        `kept`: how many of those are retained, and how many more until the oldest are dropped."""
         self.journal, self.now_us = journal, clock_us
         self._commands, self._uptime, self._needs, self._kept = commands, uptime, needs, kept
         self.stages: dict[str, Coordinator] = {}
         self.spoilt: set[str] = set()
-        """Restorations that have failed because the store could not be read."""
+        """Restorations that failed because the store could not be read."""
         self._changed = threading.Condition(threading.RLock())
         self._deadlines: dict[Place, float] = {}
-        """By `uptime`: when migrations that have begun are abandoned."""
+        """When migrations that have begun are abandoned, as `uptime`."""
         self._overdue: set[str] = set()
-        """Stages in which a migration's turn has come that could not be journalled yet."""
+        """Stages with a migration that is due to begin or end, which could not be journalled yet."""
 
     def recover(self) -> None:
-        """Take in what the journal knows, and say again what may not have been heard."""
+        """Load the journal, and issue again the commands that may not have been carried out."""
         with self._changed:
             retention.resume(self.journal, self.stages.values())
             for migration in self.journal.migrations():
@@ -100,7 +100,7 @@ class Decisions:
                 self._tell_due(stage)
 
     def _note_deadline(self, migration: Migration, left: float | None) -> None:
-        """A migration that has begun has so many seconds left, and no more."""
+        """Record the deadline of a migration that has begun: `left` seconds from now."""
         is_under_way = migration.phase != machine.ORDERED and not migration.is_over
         if left is not None and is_under_way and not migration.has_stood_by:
             self._deadlines[migration.move.stage, migration.move.id] = self._uptime() + left
@@ -118,9 +118,9 @@ class Decisions:
         request: Request | None = None,
         **options: Any,
     ) -> list[str]:
-        """Order the migrations that bring each selection to its instance at a site: all of them, or none.
+        """Order the migrations that move each selection to its instance at a site: all of them, or none.
 
-        Returns their names, none if everything is there already. `why`: the first lines of their stories.
+        Returns their ids, none if everything is there already. `why`: the first lines of their stories.
         """
         return self.order([Order(stage, wanted, site, protocol, options)], deadline, why, request)
 
@@ -131,9 +131,9 @@ class Decisions:
         why: Sequence[str] = (),
         request: Request | None = None,
     ) -> list[str]:
-        """Order the migrations of all these, which have no key in common, or of none.
+        """Order the migrations of all these orders, which have no key in common, or of none.
 
-        `request`: what asked for them; remembered with them as answered, so that it can be told if it comes again.
+        `request`: the request for these orders; journalled with them as answered, so that a retry gets that answer.
         """
         with self._changed:
             planned = self._plan(orders, why)
@@ -149,7 +149,7 @@ class Decisions:
                 if planned or request is not None:
                     answer = None if request is None else request.answered(ids, why)
                     self.journal.write(*ended, *planned, answer=answer)
-            except BaseException:  # what is not journalled has not happened
+            except BaseException:  # not journalled: undo it
                 for migration in planned:
                     self.stages[migration.move.stage].withdraw(migration)
                 for coordinator, table, changed in reversed(before):
@@ -163,7 +163,7 @@ class Decisions:
             return ids
 
     def _remember(self, planned: Sequence[Migration]) -> list[tuple[Coordinator, RouteTable, list[Migration]]]:
-        """What restorations are about to change of others: their routes, and the migrations that they end."""
+        """Copies of what restorations are about to change: the routes, and the migrations that they end."""
         found = []
         for migration in planned:
             if migration.move.replays:
@@ -172,7 +172,7 @@ class Decisions:
         return found
 
     def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:
-        """The migrations of some orders. Changes nothing; raises if one cannot be done."""
+        """The migrations of some orders. Changes nothing; raises if one is impossible."""
         number = sum(len(one.migrations) + one.retired.count for one in self.stages.values()) + 1
         planned: list[Migration] = []
         for order in orders:
@@ -189,14 +189,14 @@ class Decisions:
         return planned
 
     def hear(self, stage: str, notice: Report) -> None:
-        """A notice of an instance."""
+        """Handle a notice of an instance."""
         with self._changed:
             one = self.stages[stage]
             if notice.move in one.migrations or not (one.retired.count or isinstance(notice, Rejected | Unreadable)):
-                self.tell(stage, notice.move, notice)  # else it is forgotten; or what was refused did not know its own
+                self.tell(stage, notice.move, notice)  # else it is forgotten; or what was refused did not name its move
 
     def tell(self, stage: str, id: str, event: Event) -> None:
-        """Tell a migration an event: journal what it means, then let it be done."""
+        """Apply an event to a migration: journal the result, then queue its commands."""
         with self._changed:
             self._tell(stage, id, event)
             self._tell_due(stage)
@@ -212,8 +212,8 @@ class Decisions:
         self._queue(draft, commands)
 
     def _tell_due(self, stage: str) -> None:
-        """Let those begin or end whose turn has come. What was told before has happened, whether this succeeds or not:
-        if it cannot be journalled now, the watch tries again."""
+        """Begin or end the migrations that are due. Earlier events stay applied, whether this succeeds or not: if it
+        cannot be journalled now, the watch thread retries."""
         try:
             while due := self.stages[stage].due():
                 for id, event in due:
@@ -224,7 +224,7 @@ class Decisions:
             self._overdue.discard(stage)
 
     def migration(self, stage: str, id: str) -> Migration:
-        """One migration, as it is now."""
+        """The current state of a migration."""
         with self._changed:
             found = self.stages[stage].migrations
             if id not in found:
@@ -232,14 +232,14 @@ class Decisions:
             return found[id]
 
     def engaged(self, stage: str) -> tuple[set[str], set[str]]:
-        """Which instances take part in a migration, and which own keys, at one moment."""
+        """Which instances take part in a migration, and which own keys, read atomically."""
         with self._changed:
             coordinator = self.stages[stage]
             moves = [migration.move for migration in coordinator.open.values()]
             return {end for m in moves for end in (m.source, m.destination)}, coordinator.table.owners.values()
 
     def is_relocating(self, stage: str, instance: str) -> bool:
-        """Whether a migration decides where this instance runs: then nobody else may start it."""
+        """Whether a migration decides where this instance runs: then nothing else may start it."""
         with self._changed:
             found = self.stages[stage].open.values()
             return any(m.move.relocates and m.move.source == instance and not m.is_over for m in found)
@@ -247,16 +247,16 @@ class Decisions:
     def _queue(self, migration: Migration, commands: list[Command]) -> None:
         self._commands.add((migration.move.stage, migration.move.id), commands)
 
-    # ── From time to time ────────────────────────────────────────────────────────────────────────────────────────
+    # ── Periodically ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def check_due(self) -> None:
-        """Let those begin or end whose turn has come and could not be journalled."""
+        """Begin or end the migrations that are due and could not be journalled before."""
         with self._changed:
             for stage in list(self._overdue):
                 self._tell_due(stage)
 
     def retire(self) -> None:
-        """Forget the oldest of many migrations that are over."""
+        """Drop the oldest migrations that are over, beyond the retention limit."""
         with self._changed:
             for coordinator in self.stages.values():
                 self.spoilt -= retention.retire(self.journal, coordinator, self._is_needed, self._kept)
@@ -266,7 +266,7 @@ class Decisions:
         return place in self._deadlines or self._commands.has(place) or self._needs(migration)
 
     def check_deadlines(self) -> None:
-        """Abandon migrations whose time is over, as far as they can be."""
+        """Abandon migrations whose deadline has passed, if they can still be aborted."""
         now = self._uptime()
         for (stage, id), deadline in list(self._deadlines.items()):
             if self.migration(stage, id).is_over or self.migration(stage, id).is_standby:
@@ -276,7 +276,7 @@ class Decisions:
                 self.tell(stage, id, Abandoned("its deadline has passed"))
 
     def abandon(self, site: str, reason: str) -> None:
-        """Call off whatever moves from or to a site, as far as it can be; a restoration needs only where it goes."""
+        """Abort migrations from or to a site that still can be aborted; a restoration needs only its destination."""
         self._abandon(lambda move, sites: site in (sites[1:] if move.replays else sites), reason)
 
     def _abandon(self, concerned: Callable[[Move, tuple[str, str]], bool], reason: str) -> None:

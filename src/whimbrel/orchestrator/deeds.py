@@ -1,6 +1,6 @@
-"""The orchestrator's deeds: carries out the commands of migrations, over the ports of gateway and sites.
+"""Command execution: carries out the commands of migrations through the ports of the gateway and the sites.
 
-Every command may be repeated. What comes of one is an event of its migration, and goes back to `Decisions`.
+Every command is idempotent and may be retried. Its outcome is an event of its migration and goes back to `Decisions`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from whimbrel.orchestrator.ports import GatewayPort, SitePort
 
 LOGGER = logging.getLogger("whimbrel.orchestrator")
 PERIOD = 0.2
-"""Seconds between two looks at a migration whose checkpoint is under way."""
+"""Seconds between two checks of a migration whose checkpoint is in transit."""
 
 
 class Deeds:
-    """What is done for the migrations of all stages."""
+    """Executes the commands of the migrations of all stages."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class Deeds:
         pause: Callable[[float], bool],
         encode: Callable[[Sequence[codec.Content]], bytes] = codec.encode_messages,
     ) -> None:
-        """`answer` gets what came of a command, with its stage and migration. `pause` lets so many seconds pass; True:
-        the orchestrator stops. `encode` makes an inbox entry of messages."""
+        """`answer` receives the outcome of a command, with its stage and migration. `pause` sleeps for some seconds;
+        True: the orchestrator is stopping. `encode` turns messages into an inbox entry."""
         self._decisions, self._sites, self._gateway = decisions, sites, gateway
         self._answer, self._pause, self._encode = answer, pause, encode
 
     def do(self, stage: str, id: str, command: Command) -> None:
-        """Carry a command out. Raises `Retry` or `Stale` if it has to be repeated."""
+        """Carry out a command. Raises `Retry` or `Stale` if it must be retried."""
         try:
             self._carry_out(stage, id, command)
         except Unavailable as error:  # this call has done nothing
-            # Whether an instance has run there is known there alone: a site that cannot be reached says nothing.
+            # Only the site itself knows whether an instance has run there, so an unreachable site proves nothing.
             fails = {machine.CopyCheckpoint: Unavailable, machine.StartInstance: Unstarted}.get(type(command))
             if fails is None or not isinstance(error, fails):
                 raise
@@ -84,8 +84,8 @@ class Deeds:
                 self._send(stage, instance, instance, kind, wire.canonical(move), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move) if (
                 move.destination in self._decisions.stages[stage].sites
-            ):  # or it has been scaled away
-                # Behind all parcels that are under way.
+            ):  # else it has been removed by scaling
+                # Behind all parcels that are in transit.
                 self._send(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 self._sites[migration.from_site].stop(instance)
@@ -101,7 +101,7 @@ class Deeds:
                 self._answer(stage, id, Started(site))
 
     def _travel(self, stage: str, id: str, seconds: float) -> None:
-        """Let the time pass that a checkpoint takes over a link; no longer than the migration waits for it."""
+        """Wait for the seconds that a checkpoint takes over a link, but only while the migration waits for it."""
         phase = self._decisions.migration(stage, id).phase
         while seconds > 0 and self._decisions.migration(stage, id).phase == phase:
             if self._pause(min(seconds, PERIOD)):
@@ -112,8 +112,8 @@ class Deeds:
         move = migration.move
         try:
             loaded = self._gateway.load(stage, move, migration.checkpoint)
-        except (Stop, Refused) as error:  # again would be the same
-            kept(LOGGER, f"what migration {move.id} of {stage} restores cannot be read", error)
+        except (Stop, Refused) as error:  # a retry would fail the same way
+            kept(LOGGER, f"the stored keys for migration {move.id} of {stage} cannot be read", error)
             self._decisions.spoilt.add(move.id)
             self._answer(stage, move.id, Abandoned(f"the store cannot be read: {error}"))
         else:
@@ -122,11 +122,11 @@ class Deeds:
     def _replay(self, stage: str, id: str, command: Restore) -> None:
         try:
             self._gateway.command(stage, command)
-        except Stop as error:  # again would be the same: the log has less than it must have
+        except Stop as error:  # a retry would fail the same way: the log lacks entries
             self._answer(stage, id, Unreadable(id, "", str(error)))
 
     def _send(self, stage: str, source: str, destination: str, kind: Kind, body: bytes, writer: str) -> None:
-        """Tell all parts of an instance something, once, by the way that another one's messages take to it."""
+        """Send a message to all parts of an instance, once, on the path that another instance's messages take to it."""
         places = self._decisions.stages[stage].sites
         site = self._sites[places.get(source, places[destination])]
         site.send(source, destination, self._encode([(kind, EVERY_BIN, body)]), 1, writer, 0)

@@ -1,4 +1,4 @@
-"""Whose data directory it is: that of one pipeline, and of the sites that its instances are at."""
+"""Ownership of a data directory: by one pipeline, with the sites of its instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whimbrel.orchestrator.journal import Journal, JournalReader
 
 
 def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
-    """Let a data directory belong to a pipeline. Raises if it belongs to another one."""
+    """Assign a data directory to a pipeline. Raises if it belongs to another one."""
     check_directory(data, journal, pipeline, stages, sites)
     journal.save("pipeline", _belonging(pipeline, stages))
 
@@ -20,8 +20,8 @@ def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequenc
 def check_directory(
     data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
 ) -> None:
-    """A data directory belongs to one pipeline: another one would not understand what lies there. Sites may be added
-    to it, not taken away."""
+    """Raise if a data directory belongs to another pipeline, which could not read its content, or if a site with
+    instances is missing. Sites may be added, not removed."""
     found = journal.load("pipeline")
     if found is not None and found != _belonging(pipeline, stages):
         other = wire.unpack(found, dict[str, Any])

@@ -1,4 +1,4 @@
-"""What empties a site, or an instance: the orders that bring everything there elsewhere."""
+"""Draining a site or an instance: the orders that move everything there elsewhere."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def drained(
     budget: int | None,
     options: dict[str, Any],
 ) -> list[Order | RestoreOrder]:
-    """The orders that empty a site: for each stage and each site that takes some of it."""
+    """The orders that empty a site: one for each stage and each site that takes some of its keys."""
     living = [name for name in control.sites if name != site and not control.is_dead(name)]
     others = living if to is None else [*dict.fromkeys(to)]
     if not others or site in others:
-        raise Refused(f"what lies at {site} needs another site to go to; give one that is not {site} itself")
+        raise Refused(f"draining {site} needs another site to move its keys to; name one that is not {site} itself")
     if protocol in ("restart", "auto"):
-        raise Refused(f"{protocol} does not share keys out; use another protocol, or app.migrate(..., at={site!r})")
+        raise Refused(f"{protocol} cannot distribute keys; use another protocol, or app.migrate(..., at={site!r})")
     stages = [control.stage_for(name, (site, *others), protocol, deadline, budget) for name in control.stages]
     for other in others:
         control.check_alive(other)
@@ -60,7 +60,7 @@ def drained(
 def _restored(
     control: Control, stage: StageControl, site: str, others: list[str], options: dict[str, Any]
 ) -> list[RestoreOrder]:
-    """The orders that restore what the instances of a site had, each at one instance elsewhere."""
+    """The orders that restore the keys of each instance of a site at one instance elsewhere."""
     lost = [name for name in stage.instances.at(site) if name in stage.owners()]
     if not lost:
         return []
@@ -73,13 +73,13 @@ def _restored(
 
 
 def detached(control: Control, stage: StageControl, instance: str) -> list[Order | RestoreOrder]:
-    """The orders that empty an instance: for each site that takes some of it."""
+    """The orders that empty an instance: one for each site that takes some of its keys."""
     sites, lost = dict(stage.coordinator.sites), stage.coordinator.lost()
     home, out = sites[instance], {instance, *stage.instances.leaving, *lost}
     fit = {name: site for name, site in sites.items() if name not in out and not control.is_dead(site)}
     there = {name: site for name, site in fit.items() if site == home} or fit
     if not there:
-        raise Refused(f"{instance} is the only one of {stage.name} that can have its keys; start another one first")
+        raise Refused(f"{instance} is the only instance of {stage.name} that can own its keys; start another one first")
     if instance in lost or control.is_dead(home):
         control.check_restore(stage.name, None)
         return [*stage.restorations([instance], list(there), None)] if instance in stage.owners() else []

@@ -11,39 +11,39 @@ from whimbrel.orchestrator.orders import line_of, story_of
 
 
 def outcome_of(phases: Set[str]) -> str:
-    """What has become of an order whose migrations are in these phases."""
+    """The outcome of an order whose migrations are in these phases."""
     for phase in sorted(phases - {DONE, ABORTED}):
         return phase
     return ABORTED if ABORTED in phases else DONE if phases else "already there"
 
 
 class Handle:
-    """An order to migrate: watch it, wait for it, call it off."""
+    """An order to migrate: watch it, wait for it, abort it."""
 
     def __init__(self, orchestrator: Orchestrator, stage: str, ids: list[str], why: Sequence[str] = ()) -> None:
         self._orchestrator, self.stage, self.ids = orchestrator, stage, ids
         self.why = list(why)
-        """Why `auto` took the protocol it took, a line each."""
+        """Why `auto` chose its protocol, one reason per line."""
 
     @property
     def migrations(self) -> list[Migration]:
-        """As they are now: one for each instance that had some of the keys."""
+        """The migrations as they are now: one per instance that owned some of the keys."""
         return [self._orchestrator.migration(self.stage, id) for id in self.ids]
 
     @property
     def is_noop(self) -> bool:
-        """Whether there was nothing to do: every key was there already."""
+        """Whether there was nothing to do: every key was already at the destination."""
         return not self.ids
 
     @property
     def outcome(self) -> str:
-        """`already there`, `done`, `aborted`, or the phase it is in."""
+        """`already there`, `done`, `aborted`, or the current phase."""
         return outcome_of({migration.phase for migration in self.migrations})
 
     @property
     def progress(self) -> list[str]:
-        """The story so far, a line for each thing that happened, with its time; and what a command waits for now, if it
-        is repeated."""
+        """The story so far, one line per event, with its time; and what a command waits for now, if it is being
+        retried."""
         waiting, found = self._orchestrator.waiting_of(self.stage), self.migrations
         held_up = [one for one in found if one.move.id in waiting and not one.ended_by]
         now_us = self._orchestrator.now_us() if held_up else 0
@@ -52,19 +52,19 @@ class Handle:
         ]
 
     def wait(self, timeout: float | None = None) -> Handle:
-        """Until it is over. Raises `Unavailable` if the time runs out first; it goes on all the same."""
+        """Block until the order is over. Raises `Unavailable` on timeout (in seconds); the migrations continue."""
         if not self._orchestrator.wait(self.stage, self.ids, timeout):
             raise Unavailable(f"migration {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
         return self
 
     def wait_warm(self, timeout: float | None = None) -> Handle:
-        """Until a standby is warm, or all is over. Raises `Unavailable` if the time runs out first."""
+        """Block until a standby is warm, or the order is over. Raises `Unavailable` on timeout (in seconds)."""
         if not self._orchestrator.wait(self.stage, self.ids, timeout, warm=True):
             raise Unavailable(f"standby {', '.join(self.ids)} is still {self.outcome} after {timeout} s")
         return self
 
     def take_over(self) -> Handle:
-        """Let a standby that is warm take its keys over. Raises `Refused` if there is none."""
+        """Let a warm standby take over its keys. Raises `Refused` if there is none."""
         standbys = [migration.move.id for migration in self.migrations if migration.is_standby]
         if not standbys:
             raise Refused(
@@ -75,7 +75,7 @@ class Handle:
         return self
 
     def abort(self, reason: str = "called off") -> Handle:
-        """Call it off. Too late after the point of no return: then it goes on to its end; see `outcome`."""
+        """Abort the migrations. After its point of no return a migration completes instead; see `outcome`."""
         for id in self.ids:
             self._orchestrator.tell(self.stage, id, Abandoned(reason))
         return self

@@ -1,9 +1,10 @@
-"""The instances of one stage: which there are, at which site; who is new, and who is to leave.
+"""The instances of one stage: which exist, at which site; which are new, and which are to leave.
 
-Two snapshots in the journal say it. `instances/<stage>` has those that there are; `gone/<stage>` has those that have
-left, whose names are not given again, and those that are to leave. Who is to leave goes when it has nothing any more;
-whoever still has keys, and nobody moves them, stays after all. That makes every death harmless: a new instance is to
-leave until the order that fills it is journalled, and an old one before the order that empties it.
+Two snapshots in the journal record this. `instances/<stage>` lists the existing instances; `gone/<stage>` lists those
+that have left, whose names are never reused, and those that are to leave. A leaving instance is removed when it owns
+nothing; if it still owns keys and no migration moves them, it stays after all. So a crash at any point is harmless: a
+new instance is marked as leaving until the order that fills it is journalled, an old one before the order that empties
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.ports import SitePort
 
 Engaged = Callable[[], tuple[set[str], set[str]]]
-"""Which instances take part in a migration, and which own keys, at one moment."""
+"""Which instances take part in a migration, and which own keys, read atomically."""
 
 
 class Instances:
@@ -31,15 +32,15 @@ class Instances:
         engaged: Engaged,
         placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ports`: the sites. `placed` is called whenever an instance has come or gone."""
+        """`ports`: the sites. `placed` is called whenever an instance has been added or removed."""
         self.stage, self._journal, self._ports = stage, journal, ports
         self._engaged, self._placed = engaged, placed
         found, gone = (journal.load(f"{name}/{stage}") for name in ("instances", "gone"))
         self.sites = wire.unpack(found, dict[str, str]) if found else {}
-        """By instance, where it runs. The coordinator has the same dictionary."""
+        """By instance: its site. The coordinator shares this dictionary object."""
         self._gone = wire.unpack(gone, list[str]) if gone else []
         self.past = [name for name in self._gone if name not in self.sites]
-        """Those that had left before this start: what they have left behind may be removed."""
+        """Instances that had left before this start: their remaining files may be removed."""
         self._deciding = threading.Lock()
         for site in ports:
             if site not in self.sites.values():
@@ -53,22 +54,22 @@ class Instances:
         self._journal.save(f"{what}/{self.stage}", wire.pack(value))
 
     def at(self, site: str) -> list[str]:
-        """Those at a site."""
+        """The instances at a site."""
         return [name for name, place in list(self.sites.items()) if place == site]
 
     @property
     def leaving(self) -> list[str]:
-        """Those that are to leave."""
+        """The instances that are to leave."""
         return [name for name in self._gone if name in self.sites]
 
-    # ── Coming ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Adding ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def staying(self, site: str, counts: Mapping[str, int], count: int | None = None) -> Iterator[list[str]]:
-        """Those at a site that stay, to order moves to: `count` of them, or all there are but at least one.
+        """The instances at a site that stay, as destinations of moves: `count` of them, or all, but at least one.
 
-        `counts`: how many keys each has. Those with the fewest are too many, and are to leave; those that lack are
-        made, and serve if a `count` was asked for. If the order is not taken, nothing has changed.
+        `counts`: how many keys each owns. Surplus instances, those with the fewest keys, are to leave; missing ones are
+        created, and serve already if `count` was given. If the order is not accepted, nothing has changed.
         """
         with self._deciding:
             self._review()
@@ -88,7 +89,7 @@ class Instances:
 
     @contextmanager
     def parting(self, name: str) -> Iterator[None]:
-        """One that is to leave, to order its keys away from it. If the order is not taken, nothing has changed."""
+        """Mark an instance as leaving, to order its keys away. If the order is not accepted, nothing has changed."""
         with self._deciding:
             self._review()
             parts = name not in self._gone
@@ -107,7 +108,7 @@ class Instances:
         self._placed()
         return name
 
-    # ── Going ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Removing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _let_go(self, *names: str) -> None:
         if names:
@@ -120,14 +121,14 @@ class Instances:
             self._save("gone", self._gone)
 
     def _review(self) -> list[str]:
-        """Of those that are to leave, who can; whoever has keys which nobody moves is to stay."""
+        """The leaving instances that can be removed. Those with keys that no migration moves are unmarked and stay."""
         moving, owning = self._engaged()
         idle = set(self.leaving) - moving
         self._keep(*idle & owning)
         return sorted(idle - owning)
 
     def idle(self) -> list[str]:
-        """Of those that are to leave, who can; nobody, if somebody decides right now."""
+        """The leaving instances that can be removed; none while another thread is deciding."""
         if not self.leaving or not self._deciding.acquire(blocking=False):
             return []
         try:
@@ -136,13 +137,13 @@ class Instances:
             self._deciding.release()
 
     def see_off(self, *names: str) -> None:
-        """Let those leave that can, and whom no replay will name."""
+        """Remove instances that can leave and that no replay will name."""
         if names:
             with self._deciding:
                 self._remove(*(name for name in names if name in self.leaving))
 
     def _remove(self, *names: str) -> None:
-        """Stop and forget. The files are removed after the next start: until then others may be looking into them."""
+        """Stop and forget instances. Their files are removed after the next start: until then others may read them."""
         for name in names:
             self._ports[self.sites[name]].stop(name)
             self._save("instances", {other: site for other, site in self.sites.items() if other != name})

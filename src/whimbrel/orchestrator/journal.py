@@ -1,13 +1,13 @@
-"""The journals: what the orchestrator has decided, and where the gateway stands. A SQLite file each, with one writer.
+"""The journals: the orchestrator's decisions, and the gateway's positions. One SQLite file each, with one writer.
 
     journal.db    orchestrator   migrations in the order of their orders, answered requests, instances, deployment
     gateway.db    gateway        snapshots of routers and outlets, up to where the results of each key are out, run name
 
-A decision is written before it is acted on; a snapshot is replaced as a whole. After a crash they are all there is.
+A decision is written before it is acted on; a snapshot is replaced as a whole. Recovery after a crash uses these files.
 
-Two files, because SQLite has one write lock for a file: a process that is stopped (SIGSTOP) inside a write keeps the
-lock, and must not hold up a writer in another process. Who needs something from the other's file reads it
-(`JournalReader`), and with write-ahead logging a reader waits for nobody.
+Two files, because SQLite has one write lock per file: a process that is stopped (SIGSTOP) inside a write keeps the
+lock, and must not block a writer in another process. A process that needs data from the other's file only reads it
+(`JournalReader`), and with write-ahead logging a reader never waits for a writer.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from whimbrel.log.embedded import is_full
 from whimbrel.log.private import make_file, make_folder
 
 JOURNAL, GATEWAY_JOURNAL = "journal.db", "gateway.db"
-"""What the files are called in a data directory."""
+"""The names of the files in a data directory."""
 FORMAT = 4
 ANSWERS = 10_000
-"""How many answered requests are remembered: the last ones."""
+"""How many answered requests are retained: the last ones."""
 GROWTH, FLOOR = 4, 256 << 10
-"""What was noted of keys is written anew when notes since the last time have so many times its size, and this size."""
+"""Notes of keys are compacted when those since the last compaction exceed GROWTH times its size, and FLOOR bytes."""
 WAIT = 10.0
-"""Seconds until a file that another writer holds is `Unavailable`: somebody looks into it with another program."""
+"""Seconds until a file locked by another writer is `Unavailable`: another program has it open."""
 Statement = tuple[str, tuple[object, ...]]
-"""SQL, and the values in it."""
+"""SQL, and its parameters."""
 T = TypeVar("T")
 _NOTE = "INSERT INTO reached (name, blob) VALUES (?, ?)"
 _SNAPSHOT = "INSERT OR REPLACE INTO snapshots VALUES (?, ?)"
 
 
 class _File:
-    """A file of snapshots, each with its name. Safe to use from several threads."""
+    """A file of named snapshots. Thread-safe."""
 
     tables = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, blob BLOB);"
 
     def __init__(self, path: Path, durable: bool = True) -> None:
-        """`durable`: what is written survives a power failure."""
+        """`durable`: writes survive a power failure."""
         make_folder(path.parent)
         make_file(path)
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class _File:
             if isinstance(error, sqlite3.OperationalError):
                 raise Unavailable(f"{path} cannot be opened: {error}") from error
             if isinstance(error, sqlite3.Error):
-                raise Corrupt(f"{path} is no journal: {error}") from error
+                raise Corrupt(f"{path} is not a journal: {error}") from error
             raise
 
     def save(self, name: str, blob: bytes) -> None:
@@ -75,7 +75,7 @@ class _File:
         return self._find("SELECT blob FROM snapshots WHERE name = ?", name)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -85,7 +85,7 @@ class _File:
         return None if row is None else row[0]
 
     def _execute(self, *statements: Statement) -> None:
-        """Do all of these, or none."""
+        """Execute all of these in one transaction."""
         try:
             with self._lock:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -103,13 +103,13 @@ class _File:
 
 
 class MigrationJournal(Protocol):
-    """Where decisions are written. A write is there as a whole, or has not happened and raises."""
+    """The journal of decisions. A write is atomic: if it raises, it has not happened."""
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
-        """Remember how far migrations are, and by its name what was answered to a request."""
+        """Write the state of migrations, and the answer to a request under the request's name."""
 
     def retire(self, gone: Sequence[Migration], name: str, blob: bytes) -> None:
-        """Forget migrations, and replace a snapshot with what is left of them."""
+        """Delete migrations, and replace a snapshot with their summary."""
 
     def load(self, name: str) -> bytes | None:
         """The last snapshot of that name."""
@@ -119,14 +119,14 @@ class MigrationJournal(Protocol):
 
 
 class Journal(_File):
-    """The orchestrator's: what it has decided."""
+    """The orchestrator's journal: its decisions."""
 
     tables = f"""{_File.tables}
         CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, id TEXT UNIQUE, blob BLOB);
         CREATE TABLE IF NOT EXISTS requests (name TEXT PRIMARY KEY, blob BLOB);"""
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
-        """Remember how far migrations are, and by its name what was answered to a request: all of it, or nothing."""
+        """Write the state of migrations, and the answer to a request under the request's name: all, or nothing."""
         statements: list[Statement] = [
             (
                 "INSERT INTO migrations (id, blob) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET blob = excluded.blob",
@@ -141,12 +141,12 @@ class Journal(_File):
         self._execute(*statements)
 
     def retire(self, gone: Sequence[Migration], name: str, blob: bytes) -> None:
-        """Forget migrations, and replace a snapshot with what is left of them: both, or neither."""
+        """Delete migrations, and replace a snapshot with their summary: both, or neither."""
         statements: list[Statement] = [("DELETE FROM migrations WHERE id = ?", (one.move.id,)) for one in gone]
         self._execute(*statements, (_SNAPSHOT, (name, blob)))
 
     def answer(self, request: str) -> bytes | None:
-        """What was answered to a request of that name."""
+        """The answer to a request of that name."""
         return self._find("SELECT blob FROM requests WHERE name = ?", request)
 
     def migrations(self) -> list[Migration]:
@@ -156,7 +156,7 @@ class Journal(_File):
 
 
 class GatewayJournal(_File):
-    """The gateway's: where routers and outlets stand."""
+    """The gateway's journal: positions of routers and outlets."""
 
     tables = f"""{_File.tables}
         CREATE TABLE IF NOT EXISTS reached (number INTEGER PRIMARY KEY, name TEXT, blob BLOB);"""
@@ -167,24 +167,24 @@ class GatewayJournal(_File):
         """By outlet: the sizes of all its notes, the oldest first."""
 
     def keep(self, name: str, blob: bytes, reached: Mapping[str, int]) -> None:
-        """Replace an outlet's snapshot, and note up to which `seq` results of keys are out: both, or neither."""
+        """Replace an outlet's snapshot, and note up to which `seq` results of keys are delivered: both, or neither."""
         statements: list[Statement] = [(_SNAPSHOT, (name, blob))]
         if not reached:
             self._execute(*statements)
             return
-        # One note for all keys: a row for each would cost more than all else that is done for their results.
+        # One note for all keys: a row per key would cost more than all other work for their results.
         note = wire.pack(reached)
         sizes = [*self._noted.get(name, []), len(note)]
         if sum(sizes[1:]) > max(GROWTH * sizes[0], FLOOR):
             note = wire.pack({**self.reached(name), **reached})
             statements.append(("DELETE FROM reached WHERE name = ?", (name,)))
             sizes = [len(note)]
-        # All at once: an outlet whose commit fails goes back to the one before, so nothing of it may be there.
+        # In one transaction: an outlet whose commit fails returns to the previous one, so nothing of it may remain.
         self._execute(*statements, (_NOTE, (name, note)))
         self._noted[name] = sizes
 
     def reached(self, name: str) -> dict[str, int]:
-        """All that an outlet has ever noted: by key, up to which `seq` its results are out."""
+        """All notes of an outlet: by key, up to which `seq` its results are delivered."""
         with self._lock:
             rows = self._db.execute("SELECT blob FROM reached WHERE name = ? ORDER BY number", (name,)).fetchall()
         self._noted[name] = [len(blob) for (blob,) in rows]
@@ -195,9 +195,9 @@ class GatewayJournal(_File):
 
 
 class JournalReader:
-    """The orchestrator's journal, for everybody else: reads, and never waits for its writer or holds it up.
+    """The orchestrator's journal, read-only for the other processes: never waits for its writer, and never blocks it.
 
-    A file that is not there, or is being made, has nothing in it yet.
+    A file that does not exist, or is being created, counts as empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -221,11 +221,11 @@ class JournalReader:
         except sqlite3.OperationalError as error:
             raise Unavailable(f"{self._path} cannot be read: {error}") from error
         except sqlite3.Error as error:
-            raise Corrupt(f"{self._path} is no journal: {error}") from error
+            raise Corrupt(f"{self._path} is not a journal: {error}") from error
 
 
 def _check_format(db: sqlite3.Connection, path: Path) -> int:
-    """The format of a file; 0: it is being made. Raises if it is another one than this version writes."""
+    """The format of a file; 0: it is being created. Raises if this version writes a different format."""
     found: int = db.execute("PRAGMA user_version").fetchone()[0]
     if found > FORMAT:
         raise NewerFormat(f"{path} has format {found}, this version reads format {FORMAT}")

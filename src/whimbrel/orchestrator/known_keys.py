@@ -1,7 +1,7 @@
-"""The keys that have come to a stage, and how many of them each instance has.
+"""The keys that a stage has received, and how many of them each instance owns.
 
-What each instance has is asked for by every `status()`. So it is not counted each time: keys that are new are added,
-and when routes have changed it is put together from the number of keys in each bin and the keys that are routed singly.
+Every `status()` needs the counts per instance. So they are maintained incrementally: new keys are added, and when
+routes have changed the counts are rebuilt from the number of keys in each bin and the individually routed keys.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from whimbrel.log.contract import Log
 
 
 class KnownKeys:
-    """Every key that has ever come to a stage, in the order of their first records: read from the gateway's log."""
+    """Every key that a stage has ever received, in the order of their first records: read from the gateway's log."""
 
     def __init__(self, log: Log) -> None:
         self._log, self._read = log, 0
         self._keys: dict[str, None] = {}
         self._by_bin = [0] * BINS
-        """How many there are in each bin."""
+        """The number of known keys in each bin."""
         self._counts: Counter[str] = Counter()
-        """By instance: how many it has, by the routes that were last asked for, without those that are uncounted."""
+        """By instance: its number of keys by the routes of the last `counts` call, without those in `_uncounted`."""
         self._uncounted: list[str] = []
         self._table: RouteTable | None = None
         self._changes = -1
-        """Which routes these were."""
+        """The change counter of those routes."""
         self._lock = threading.Lock()
 
     def now(self) -> list[str]:
-        """All of them."""
+        """All known keys."""
         with self._lock:
             self._look()
             return list(self._keys)
 
     def unknown(self, keys: Collection[str]) -> list[str]:
-        """Those that have never come."""
+        """Those of these keys that have never been received."""
         with self._lock:
             self._look()
             return sorted(key for key in keys if key not in self._keys)
 
     def counts(self, table: RouteTable) -> Counter[str]:
-        """By instance: how many it has by these routes."""
+        """By instance: its number of keys by these routes."""
         with self._lock:
             owners, changes = table.owners, table.owners.changes
             self._look()
@@ -57,7 +57,7 @@ class KnownKeys:
             self._counts = Counter()
             for owner, count in zip(owners.by_bin, self._by_bin, strict=True):
                 self._counts[owner] += count
-            for key, owner in list(owners.by_key.items()):  # a copy: another thread may put meanwhile
+            for key, owner in list(owners.by_key.items()):  # a copy: another thread may insert meanwhile
                 if key in self._keys:
                     self._counts[owners.by_bin[bin_of(key)]] -= 1
                     self._counts[owner] += 1
@@ -66,7 +66,7 @@ class KnownKeys:
             return Counter(self._counts)
 
     def _look(self) -> None:
-        """Read what is new."""
+        """Read the new entries of the log."""
         for entry in chunked(self._log, self._read):
             for key in wire.unpack(entry.blob, list[str]):
                 if key not in self._keys:

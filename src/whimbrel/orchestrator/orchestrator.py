@@ -1,8 +1,8 @@
-"""The orchestrator: knows the stages, sites and migrations; decides, journals, and only then lets it be done.
+"""The orchestrator: manages the stages, sites and migrations; decides, journals, and only then acts.
 
-Off the data path: if it dies, data keeps flowing, and the next one finishes from its journal what it had ordered.
-What is decided is in decisions.py, what is done in deeds.py. Here are the threads: workers carry commands out, those of
-one migration in their order (workers.py), a watch looks after deadlines; events come in from any thread.
+Off the data path: if it dies, data keeps flowing, and its successor finishes the ordered migrations from the journal.
+Decisions are made in decisions.py and carried out in deeds.py. This module has the threads: workers carry out commands,
+those of one migration in order (workers.py), and a watch thread checks deadlines; events arrive from any thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from whimbrel.orchestrator.workers import GRACE, Workers
 
 LOGGER = logging.getLogger("whimbrel.orchestrator")
 PERIOD = 0.2
-"""Seconds between two looks at what is due."""
+"""Seconds between two checks for due work."""
 DEADLINE = 120.0
-"""Seconds after which a migration that can still be undone is abandoned, unless its order says otherwise."""
+"""Seconds after which a migration that can still be undone is abandoned, unless its order sets another deadline."""
 
 
 class Orchestrator(Decisions):
-    """`Decisions` with threads: from `start` on, what is decided is done."""
+    """`Decisions` with threads: from `start` on, decisions are carried out."""
 
     def __init__(
         self,
@@ -40,29 +40,29 @@ class Orchestrator(Decisions):
         chores: Callable[[], None] = lambda: None,
         needs: Callable[[Migration], bool] = lambda migration: False,
     ) -> None:
-        """`chores`: what else there is to do, several times a second. `needs`: whether a migration that is over must be
-        known to do it."""
+        """`chores`: other periodic work, called several times per second. `needs`: whether that work still needs a
+        migration that is over."""
         self._workers = Workers(self._work)
         super().__init__(journal, self._workers, clock_us, lambda: time.monotonic(), needs)
         self.sites, self._chores = sites, chores
         self.error: Exception | None = None
         self._complaint: Exception | None = None
-        """What was last said of an instance that fails; forgotten when none does any more."""
+        """The last error about a failing instance; cleared when no instance fails any more."""
         self._left: set[str] = set()
-        """Instances that keep failing, which have been reported."""
+        """Instances that keep failing and have been reported."""
         self._stopping = threading.Event()
         self._has_ended = False
         self._deeds = Deeds(self, sites, gateway, self._answer, self._stopping.wait)
         self._watcher = threading.Thread(target=self._watch, name="orchestrator-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to carry commands out."""
+        """Start to carry out commands."""
         self._workers.start()
         self._watcher.start()
 
     def stop(self) -> None:
-        """Stop; what is not finished goes on at the next start. A call that takes too long is not waited for, and what
-        it answers is not listened to any more."""
+        """Stop; unfinished migrations continue at the next start. A call that takes too long is not waited for, and its
+        result is ignored."""
         self._stopping.set()
         self._workers.stop()
         if self._watcher.is_alive():
@@ -71,14 +71,14 @@ class Orchestrator(Decisions):
             self._has_ended = True
 
     def waiting_of(self, stage: str) -> dict[str, str]:
-        """By migration of a stage: why a command of it has to be repeated."""
+        """By migration of a stage: why a command of it is being retried."""
         return {id: why for (name, id), why in self._workers.waiting.items() if name == stage}
 
     def wait(self, stage: str, ids: list[str], timeout: float | None, *, warm: bool = False) -> bool:
-        """Until all of these are over, or warm standbys; False if the time ran out first."""
+        """Block until all of these are over, or warm standbys; False on timeout (in seconds)."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            found = self.stages[stage].open  # one that is forgotten was over
+            found = self.stages[stage].open  # a dropped migration was over
             while any(not (m.is_over or (warm and m.is_standby)) for m in (found[id] for id in ids if id in found)):
                 if self.error is not None:
                     raise self.error
@@ -91,13 +91,13 @@ class Orchestrator(Decisions):
     # ── Threads ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, stage: str, id: str, event: Event) -> None:
-        """What came of a command. Too late after the end: a successor may have the journal."""
+        """Apply the outcome of a command. Ignored after `stop`: a successor may own the journal."""
         with self._changed:
             if not self._has_ended:
                 self.tell(stage, id, event)
 
     def _work(self, stage: str, id: str, command: Command) -> None:
-        """Carry a command out. Called by a worker, which repeats it if it raises `Retry` or `Stale`."""
+        """Carry out a command. Called by a worker, which retries it if it raises `Retry` or `Stale`."""
         try:
             self._deeds.do(stage, id, command)
         except (Retry, Stale):
@@ -113,22 +113,22 @@ class Orchestrator(Decisions):
             for duty in (self.check_due, self.check_deadlines, self._check_instances, self.retire, self._chores):
                 try:
                     duty()
-                except Retry:  # somebody is not there now
+                except Retry:  # a site or the gateway is unreachable now
                     pass
-                except Exception as error:  # whatever it is, it must be told, and the watch goes on
+                except Exception as error:  # any error must be reported, and the watch continues
                     self.fail("the orchestrator's watch", error)
 
     def fail(self, what: str, error: Exception) -> None:
-        """Keep what went wrong, for `status` and for those that wait."""
+        """Record an error, for `status` and for waiting callers."""
         self.error = kept(LOGGER, what, error, self.error)
 
     def _check_instances(self) -> None:
-        """Moves to an instance that keeps dying are called off."""
+        """Abort moves to an instance that keeps dying."""
         failed = {name: why for site in self.sites.values() for name, why in site.failed().items()}
         for name, why in failed.items():
             if name not in self._left:
                 self._abandon(lambda move, _, to=name: move.destination == to, why)  # type: ignore[misc]
-                LOGGER.error("moves to %s are called off: %s", name, why)
+                LOGGER.error("moves to %s are aborted: %s", name, why)
                 self._complaint = Unavailable(f"{why}; see app.status()")
                 self.error = self.error or self._complaint
         self._left = set(failed)

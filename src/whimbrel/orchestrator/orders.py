@@ -1,4 +1,4 @@
-"""Orders from outside, and the plain data that comes back: the API sends all of it as JSON."""
+"""External orders, and their results as plain data: the API sends all of it as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whimbrel.core.protocols.machine import ORDERED, Migration
 
 @dataclass(frozen=True)
 class Receipt:
-    """An order was taken: the migrations it made, none if everything was there already; and why `auto` chose so."""
+    """An accepted order: its migrations, none if everything was already there; and why `auto` chose its protocol."""
 
     ids: list[str] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
@@ -21,7 +21,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Answered:
-    """A receipt that is kept, with a digest of the request that it answers."""
+    """A journalled receipt, with a digest of the request that it answers."""
 
     said: str
     receipt: Receipt
@@ -29,30 +29,30 @@ class Answered:
 
 @dataclass(frozen=True)
 class Request:
-    """A request: the name its sender gave it if it may come again, a digest of what it says, and who sends it."""
+    """A request: its idempotency name, if it may be retried; a digest of its content; and its sender."""
 
     name: str | None
     said: str = ""
     by: str = ""
 
     def answered(self, ids: Sequence[str] = (), why: Sequence[str] = ()) -> tuple[str, bytes] | None:
-        """What the journal keeps when it has been answered: under its name, a receipt. Nothing if it has no name."""
+        """The journal entry of the answered request: its name and a receipt. None if it has no name."""
         return None if self.name is None else (self.name, wire.pack(Answered(self.said, Receipt([*ids], [*why]))))
 
     def check(self, answered: Answered) -> Receipt:
-        """The receipt of the first time. Raises `Refused` if the name was used for something else."""
+        """The receipt of the first attempt. Raises `Refused` if the name was used for a different request."""
         if answered.said != self.said:
             raise Refused(
-                f"the request {self.name!r} has been answered and said something else; give this one a new name"
+                f"the request {self.name!r} was already answered for different content; give this one a new name"
             )
         return answered.receipt
 
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """A site: its instances, how many keys and bytes of state are there, and whether all of them run.
+    """A site: its instances, its number of keys and bytes of state, and whether all instances run.
 
-    `disk` says why it takes nothing in, if its disk is full.
+    `disk`: why the site accepts no input, if its disk is full.
     """
 
     name: str
@@ -65,7 +65,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """A stage: where its instances are, how many keys it has, and the migrations of it that are under way."""
+    """A stage: the site of each instance, its number of keys, and its migrations that are under way."""
 
     name: str
     instances: dict[str, str]
@@ -77,10 +77,10 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class Route:
-    """What an instance owns: ranges of bins, first and last, and keys that are routed singly, apart from their bin.
+    """What an instance owns: ranges of bins, first and last, and keys that are routed individually, not by their bin.
 
-    `keys` is how many of the known keys that makes; `apart` has the first of the single ones, `apart_count` says how
-    many there are.
+    `keys`: how many of the known keys these are; `apart`: the first of the individually routed keys; `apart_count`:
+    their number.
     """
 
     instance: str
@@ -93,7 +93,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """A migration as it is now."""
+    """The current state of a migration."""
 
     id: str
     stage: str
@@ -110,10 +110,10 @@ class MigrationStatus:
     is_over: bool
     is_standby: bool
     checkpoint: int | None = None
-    """Of a restoration: from which checkpoint; None: from the newest versions."""
+    """For a restoration: the source checkpoint; None: the newest versions."""
     replayed: int = 0
     silent: int = 0
-    """How many records it has applied again, and how many of those in silence."""
+    """How many records it has replayed, and how many of those without emitting results."""
     ordered_by: str = ""
     """A user's name with `over REST`, `the process itself`, or `the policy`."""
 
@@ -144,8 +144,8 @@ def status_of(migration: Migration) -> MigrationStatus:
 
 
 def story_of(migrations: Sequence[Migration]) -> list[str]:
-    """Who ordered migrations, and what happened in them: a line each, with its time in UTC. The line that ends a phase
-    says how many seconds that took."""
+    """The sender and the events of migrations: one line each, with its time in UTC. The line that ends a phase has the
+    phase's duration in seconds."""
     told: list[str] = []
     for migration in migrations:
         story, id, began_us = migration.story, migration.move.id, migration.ordered_us
@@ -169,7 +169,7 @@ def line_of(id: str, phase: str, event: str, at_us: int) -> str:
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """An instance as it is now; its phase is `running`, `paused`, `relocating` or `failed`."""
+    """The current state of an instance; its phase is `running`, `paused`, `relocating` or `failed`."""
 
     name: str
     stage: str
@@ -184,9 +184,9 @@ class InstanceStatus:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The last batch that an instance has committed at its site, and where; no batch if it has done none.
+    """The last batch that an instance has committed at its site, and where; None if there is none.
 
-    `stored` is the last checkpoint of its stage in the central store, if there is one.
+    `stored`: the last checkpoint of its stage in the central store, if there is one.
     """
 
     instance: str

@@ -1,14 +1,14 @@
-"""What is done by itself when sites die: all that their instances had, or were to have, is restored elsewhere.
+"""Automatic recovery from dead sites: everything that their instances owned, or were to own, is restored elsewhere.
 
-    who      every instance at a site that is gone, or whose checkpoint is, if it has keys or a migration hangs on it;
-             one that `restart` was about to start at such a site; and whoever an attempt to restore was abandoned for
-    where    the living site with the fewest instances of its stage, of those that may be used; then another one; where
-             it was itself, if that has come back and no other lives
-    what     the newest versions in the store; if they cannot be read, the newest checkpoint that can, and so on
-    when     at once; after a failure later and later
+    which    every instance at a dead site, or with a lost checkpoint, if it owns keys or a migration depends on it;
+             one that `restart` was about to start at such a site; and one whose restoration was abandoned
+    where    at the live site with the fewest instances of its stage, among those that may be used; then at another one;
+             at its own site, if that is back and no other site is alive
+    what     the newest versions in the store; if they cannot be read, the newest readable checkpoint, and so on
+    when     at once; after a failure with exponential back-off
 
-All of that follows from what the coordinators know, so an orchestrator that is started anew goes on with it. Only which
-checkpoints were damaged it finds out again.
+All of this is derived from the state of the coordinators, so a restarted orchestrator continues it. Only which
+checkpoints are damaged must be detected again.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("whimbrel.orchestrator")
 FIRST_US, LONGEST_US = 500_000, 60_000_000
-"""Microseconds until what failed is tried again: at first, then twice as long each time, and at most."""
+"""Microseconds until a failed restoration is retried: at first, then doubled each time, and at most."""
 
 
 class Policy:
-    """Restores what the dead had."""
+    """Restores the keys of dead instances."""
 
     def __init__(
         self, control: Control, sites: Collection[str] | None, clock_us: Callable[[], int], deadline: float = DEADLINE
     ) -> None:
-        """`sites`: where things may be restored; all if not given. `deadline`: seconds that an attempt may take."""
+        """`sites`: where keys may be restored; all if not given. `deadline`: seconds that an attempt may take."""
         self._control, self._sites, self._clock_us, self._deadline = control, sites, clock_us, deadline
         self.waiting: dict[str, str] = {}
         """By instance: why it has not been restored yet."""
 
     def look(self, gone: Collection[str], alive: Sequence[str], stale: Collection[str] = ()) -> None:
-        """Order what is to be ordered now. `gone`: dead sites; `alive`: those that can take keys; `stale`: instances
-        that live without the state of their keys."""
+        """Order the restorations that are due now. `gone`: dead sites; `alive`: sites that can take keys; `stale`:
+        instances whose checkpoint, with the state of their keys, is lost."""
         waiting: dict[str, str] = {}
         for stage in self._control.stages.values():
             for lost in self._missing(stage, gone, stale):
                 try:
                     self._restore(stage, lost, [name for name in alive if self._sites is None or name in self._sites])
-                except (Refused, Retry, Stop) as error:  # one may have to wait for another; or the gateway is away
+                except (Refused, Retry, Stop) as error:  # one may wait for another; or the gateway is unreachable
                     waiting[lost] = str(error)
                     if lost not in self.waiting:
                         LOGGER.warning("%s of %s cannot be restored yet: %s", lost, stage.name, error, exc_info=error)
         for done in self.waiting.keys() - waiting.keys():
-            LOGGER.info("the restoration of %s waits no longer", done)
+            LOGGER.info("the restoration of %s no longer waits", done)
         self.waiting = waiting
 
     def _missing(self, stage: StageControl, gone: Collection[str], stale: Collection[str]) -> list[str]:
@@ -69,7 +69,7 @@ class Policy:
         return [name for name in found if all(one.is_over for one in self._attempts(stage, name))]
 
     def _attempts(self, stage: StageControl, lost: str) -> list[Migration]:
-        """The attempts to restore it since it was last restored."""
+        """The attempts to restore an instance since it was last restored."""
         found: list[Migration] = []
         for one in stage.coordinator.restorations(lost):
             found = [] if one.phase == DONE else [*found, one]
@@ -77,16 +77,16 @@ class Policy:
 
     def _restore(self, stage: StageControl, lost: str, sites: Sequence[str]) -> None:
         failed = self._attempts(stage, lost)
-        # A failure that lies ahead was told by a clock that has been put back since: nobody waits for that.
+        # A failure in the future was stamped before the clock was set back: it causes no back-off.
         if failed and 0 <= self._clock_us() - failed[-1].story[-1].at_us < min(FIRST_US << len(failed), LONGEST_US):
-            raise Retry(f"{failed[-1].move.id} has failed: {failed[-1].reason}; it is tried again soon")
+            raise Retry(f"{failed[-1].move.id} has failed: {failed[-1].reason}; it will be retried soon")
         checkpoint = self._checkpoint(stage, failed)
         self._control.check_restore(stage.name, checkpoint)
         home = stage.coordinator.sites[lost]
         tried = Counter(one.to_site for one in failed if one.move.id not in self._control.orchestrator.spoilt)
         places = sorted(sites, key=lambda site: (site == home, tried[site], len(stage.instances.at(site))))
         if not places:
-            raise Retry("no site lives that may take its keys")
+            raise Retry("no live site may take its keys")
         source = "the newest versions" if checkpoint is None else f"checkpoint {checkpoint}"
         why = [f"{lost} at {home} is gone: its keys are restored at {places[0]} from {source}"]
         with stage.taking(places[0], lost) as there:
@@ -94,7 +94,7 @@ class Policy:
             self._control.orchestrator.order(orders, self._deadline, why, Request(None, by="the policy"))
 
     def _checkpoint(self, stage: StageControl, failed: Sequence[Migration]) -> int | None:
-        """The newest that has not turned out to be damaged; all over again if all have."""
+        """The newest source not found damaged: None for the newest versions. If all are damaged, it starts over."""
         spoilt = {one.checkpoint for one in failed if one.move.id in self._control.orchestrator.spoilt}
         if None not in spoilt:
             return None
@@ -103,5 +103,5 @@ class Policy:
 
 
 def _is_stuck(migration: Migration, gone: Collection[str]) -> bool:
-    """Whether an instance may have run at a dead site, to which `restart` was bringing it."""
+    """Whether an instance may have run at a dead site, to which `restart` was moving it."""
     return migration.move.relocates and migration.phase == STARTING and migration.to_site in gone

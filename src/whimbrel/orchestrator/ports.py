@@ -1,13 +1,13 @@
-"""What the three roles ask of each other: orchestrator, gateway, site.
+"""The interfaces between the three roles: orchestrator, gateway, site.
 
-In `wb.run` a port is the object itself; between processes it is a client that speaks to it (remote.py). So whatever
-stands here keeps three rules:
+In `wb.run` a port is the object itself; between processes it is an RPC client of that object (remote.py). So every
+method here follows three rules:
 
-1. A call may be repeated: its answer may have been lost.
-2. `Unavailable` means that this call has done nothing; any other `Retry`, that it may have. Neither says anything
-   about an earlier call, by another life of the caller.
-3. Arguments and answers are plain data that `core/wire` can carry, typed by these signatures. What names something is
-   a `Name`: no call gets in with one that could lead out of a folder.
+1. A call is idempotent: it may be retried, because its answer may have been lost.
+2. `Unavailable` means that this call has done nothing; any other `Retry`, that it may have. Neither implies anything
+   about an earlier call, made before the caller restarted.
+3. Arguments and answers are plain data that `core/wire` can carry, typed by these signatures. Names of things are of
+   type `Name`: a call with a name that could lead out of a folder is refused.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from whimbrel.site.status import SiteStatus
 
 
 class SitePort(Protocol):
-    """A site, as the orchestrator reaches it. `Site` (site/site.py) says what each call does."""
+    """A site, as the orchestrator calls it. `Site` (site/site.py) documents each call."""
 
     def start(self, instance: Name, wait: bool = True, anew: bool = False) -> None:
-        """Run an instance; returns when it serves, unless told not to wait. Nothing happens if it runs. `anew`: from an
-        empty checkpoint. Raises `Unstarted` if it has done nothing since it was brought there, `Stale` if what lies
-        there is not what its logs were made from."""
+        """Start an instance; returns when it serves, unless `wait` is false. Does nothing if it runs. `anew`: from an
+        empty checkpoint. Raises `Unstarted` if the instance has done nothing since it was moved there, `Stale` if the
+        checkpoint there does not match the instance's logs."""
 
     def stop(self, instance: Name) -> None:
-        """Stop an instance and wait for its end. Nothing happens if it does not run."""
+        """Stop an instance and wait for its end. Does nothing if it does not run."""
 
     def take(self, instance: Name, origin: Name) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size."""
 
     def place(self, places: dict[Name, Name]) -> None:
-        """Hear which instance runs at which site: all of them."""
+        """Receive the site of every instance."""
 
     def send(self, source: Name, destination: Name, blob: bytes, count: int, writer: str, counter: int) -> None:
-        """Append messages to an instance's inbox, behind all that an instance here has sent to it."""
+        """Append messages to an instance's inbox, behind all messages that an instance here has sent to it."""
 
     def carry(self, to: Name, size: int) -> float:
-        """How many seconds a checkpoint of so many bytes takes from here to another site."""
+        """How many seconds a checkpoint of `size` bytes takes from here to another site."""
 
     def cut(self, other: Name, is_cut: bool = True) -> None:
-        """Let nothing through between here and another site, or mend the link."""
+        """Cut the link between here and another site, or restore it."""
 
     def is_idle(self) -> bool:
-        """Whether nothing is under way on the links that begin here, now."""
+        """Whether nothing is in transit now on the links that begin here."""
 
     def failed(self) -> dict[str, str]:
-        """Instances that keep dying, or that must not be started again, with the reason; as last heard."""
+        """Instances that keep dying, or that must not be started again, with the reason; as last reported."""
 
     def status(self) -> SiteStatus:
-        """How things are here, as last heard."""
+        """The status of the site, as last reported."""
 
 
 class FlowStatus(msgspec.Struct, frozen=True):
-    """How records flow through a stage."""
+    """The flow of records through a stage."""
 
     rate: float = 0.0
-    """Records that come in, a second, smoothed."""
+    """Incoming records per second, smoothed."""
     record_bytes: int = 0
-    """The mean size of a record."""
+    """The mean size of a record in bytes."""
     state_bytes: dict[str, int] = {}
-    """By instance: how much state it has, as its parts last said."""
+    """By instance: its bytes of state, as its parts last reported."""
     refused: int = 0
     error: str | None = None
     store: StoreStatus | None = None
@@ -78,64 +78,64 @@ class FlowStatus(msgspec.Struct, frozen=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
-    """How records come in and results leave."""
+    """The status of ingestion and delivery."""
 
     sent: int = 0
     delivered: int = 0
     dead_letters: dict[str, int] = {}
     """By reason."""
     ended: bool = False
-    """Whether the source has ended and all its rows are taken in; never true of one that has failed."""
+    """Whether the source has ended and all its rows are ingested; never true for a source that has failed."""
     error: str | None = None
-    """What the source, or the gateway's snapshots, failed of, for good."""
+    """The permanent error of the source, or of the gateway's snapshots."""
     stages: dict[str, FlowStatus] = {}
     disk: str | None = None
-    """Why nothing is taken in, or delivered: its disk is full."""
+    """Why nothing is ingested or delivered: the gateway's disk is full."""
     held_up: dict[str, HeldUp] = {}
-    """What waits for an error to pass: `source`, `outlet of <stage>`, `snapshots`."""
+    """What retries after an error: `source`, `outlet of <stage>`, `snapshots`."""
 
 
 class GatewayPort(Protocol):
-    """The gateway, as the orchestrator reaches it: where records enter, and where results leave."""
+    """The gateway, as the orchestrator calls it: where records enter and results leave."""
 
     def command(self, stage: Name, command: Begin | Cutover | Abort | Fence | Restore) -> None:
-        """Give a command its place between a stage's records."""
+        """Append a command to a stage's ingress log, at a definite position between its records."""
 
     def check_restore(self, stage: Name, checkpoint: int | None) -> None:
         """Raise if keys cannot be restored: `Refused` without a store, `UnknownName` without that checkpoint, a `Stop`
-        if the records behind it are gone."""
+        if the records after it are gone."""
 
     def fence(self, stage: Name, move: Move) -> None:
-        """Let nothing out any more that a lost instance says of a move's keys. Raises `Retry` until that is safe."""
+        """Refuse from now on all results of a lost instance for a move's keys. Raises `Retry` until that is durable."""
 
     def load(self, stage: Name, move: Move, checkpoint: int | None) -> Loaded:
-        """Put what the store has of a fenced move's keys into its destination's inbox: the newest versions, or those of
-        a checkpoint. Raises a `Stop` if the store cannot be read: an older checkpoint may be whole."""
+        """Put the stored state of a fenced move's keys into its destination's inbox: the newest versions, or those of a
+        checkpoint. Raises a `Stop` if the store cannot be read: an older checkpoint may be intact."""
 
     def checkpoints(self, stage: Name) -> list[int]:
         """The checkpoints that a stage's keys can be restored from, oldest first."""
 
     def place(self, stage: Name, instances: list[Name]) -> None:
-        """Hear which instances a stage has: all of them."""
+        """Receive the names of all instances of a stage."""
 
     def save(self, stage: Name) -> bool:
-        """Make a snapshot of a stage's router safe, from which a replay starts then; False if something moves."""
+        """Persist a snapshot of a stage's router, from which a replay then starts; False if a migration is open."""
 
     def order_checkpoint(self, stage: Name) -> None:
-        """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
+        """Order an increment of everything that has changed in a stage. Raises `Refused` without a central store."""
 
     def has_delivered(self, stage: Name, instance: Name) -> bool:
-        """Whether everything that an instance has said is delivered, now."""
+        """Whether all results of an instance are delivered now."""
 
     def is_drained(self, stage: Name) -> bool:
-        """Whether the instances know how late it is, and everything they have said is delivered, now."""
+        """Whether the instances have received the latest tick, and all their results are delivered now."""
 
     def status(self) -> GatewayStatus:
-        """How things are here, as last heard."""
+        """The status of the gateway, as last reported."""
 
 
 class SiteBeat(msgspec.Struct, frozen=True, tag=True):
-    """A site lives. `life` is another one after each start; `url`: where it can be reached."""
+    """Heartbeat of a site. `life` is a new value after each start; `url`: the site's address."""
 
     name: Name
     life: str
@@ -144,7 +144,7 @@ class SiteBeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
-    """The gateway lives."""
+    """Heartbeat of the gateway."""
 
     life: str
     url: Url
@@ -152,18 +152,18 @@ class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class OrchestratorPort(Protocol):
-    """The orchestrator, as gateway and sites reach it."""
+    """The orchestrator, as the gateway and the sites call it."""
 
     def hear(self, stage: Name, notice: Report) -> None:
-        """A notice of an instance."""
+        """Receive a notice of an instance."""
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
-        """Somebody lives."""
+        """Receive a heartbeat."""
 
 
 def check_names(caller: str, call: Any) -> None:
-    """Raise `Refused` if a move in a call to the gateway has a name that is none. The type of a move cannot say so:
-    inside the core, an increment is a move of no stage."""
+    """Raise `Refused` if a move in a call to the gateway has an invalid name. The type of a move cannot enforce this:
+    inside the core, an increment is a move without a stage."""
     for field in call.__struct_fields__:
         value = getattr(call, field)
         move = value if isinstance(value, Move) else getattr(value, "move", None)
@@ -174,8 +174,8 @@ def check_names(caller: str, call: Any) -> None:
 
 
 def check_caller(caller: str, call: Any) -> None:
-    """Raise `Refused` if who calls the orchestrator speaks in another one's name. Only the gateway hears instances."""
+    """Raise `Refused` if a caller of the orchestrator uses another one's name. Only the gateway forwards notices."""
     beat = getattr(call, "beat", None)
     speaker = site_role(beat.name) if isinstance(beat, SiteBeat) else GATEWAY
     if caller != speaker:
-        raise Refused(f"{type(call).__name__} is for {speaker} to call, and not for {caller}")
+        raise Refused(f"{type(call).__name__} may be called by {speaker} only, not by {caller}")

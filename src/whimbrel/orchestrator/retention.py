@@ -1,4 +1,4 @@
-"""Retention: the last migrations that are over are remembered, and of the others what they did to the routes."""
+"""Retention: the last finished migrations are kept; of the older ones, only their effect on the routes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from whimbrel.core.retired import Retired, retirement
 from whimbrel.orchestrator.journal import MigrationJournal
 
 KEPT, SLACK = 1_000, 100
-"""How many migrations of a stage that are over are remembered: the last ones, and some more until it is worth while to
-write down what is left of the others."""
+"""How many finished migrations of a stage are retained: the last ones, plus some slack, so that the summary of the
+older ones is not rewritten for each."""
 
 
 def resume(journal: MigrationJournal, coordinators: Iterable[Coordinator]) -> None:
-    """Let coordinators begin with what forgotten migrations have left."""
+    """Initialise coordinators with the effect of dropped migrations."""
     for coordinator in coordinators:
         left = journal.load(f"retired/{coordinator.stage}")
         coordinator.resume(Retired() if left is None else wire.unpack(left, Retired))
@@ -28,7 +28,7 @@ def retire(
     is_needed: Callable[[Migration], bool],
     kept: tuple[int, int] | None = None,
 ) -> set[str]:
-    """Forget the oldest of many migrations that are over; return which. What is not journalled has not happened."""
+    """Drop the oldest finished migrations beyond the limit; return which. If the journal write fails, none is."""
     gone, retired = retirement(coordinator, *(kept or (KEPT, SLACK)), is_needed)
     if gone:
         journal.retire(gone, f"retired/{coordinator.stage}", wire.pack(retired))

@@ -1,7 +1,7 @@
-"""One stage as the orchestrator sees it: routes, instances, known keys; and what an order to it means.
+"""One stage as the orchestrator sees it: routes, instances, known keys; and the interpretation of orders for it.
 
-Nothing here is on a record's way. What others know is asked through their ports; what lies in logs is read there: the
-known keys, and how far inboxes have been read.
+Nothing here is on the data path. The state of other roles is queried through their ports; the known keys and the read
+positions of inboxes are read from the logs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from whimbrel.site.links import Pair
 from whimbrel.site.status import InstanceStatus
 
 BUDGET, LEAST_BUDGET = 8 << 20, 16 << 10
-"""Bytes of state that each part ships in a batch at most, unless told; and how many on the slowest link."""
+"""The most bytes of state that each part ships in a batch, unless given; and the value for the slowest link."""
 
 
 class Shape(NamedTuple):
-    """Into how many parts an instance of a stage is cut, and over how many tasks Spark spreads them."""
+    """The number of parts of each instance of a stage, and the number of Spark tasks that process them."""
 
     groups: int
     partitions: int = 1
@@ -42,61 +42,61 @@ class Shape(NamedTuple):
 
 @dataclass
 class Reach:
-    """What the orchestrator reaches: the others, the logs, and what it was told of the links."""
+    """What the orchestrator has access to: the ports of the other roles, the logs, and the configured links."""
 
     sites: Mapping[str, SitePort]
     gateway: GatewayPort
     logs: Logs
     links: Mapping[Pair, Link]
     is_dead: Callable[[str], bool] = lambda site: False
-    """Whether a site is thought dead."""
+    """Whether a site is considered dead."""
 
     def link(self, origin: str, target: str) -> Link:
-        """The link between two places, which may be the same."""
+        """The link between two sites, which may be the same."""
         return self.links.get((origin, target), Link())
 
     def is_cut(self, origin: str, target: str) -> bool:
-        """Whether nothing gets through between two places."""
+        """Whether the link between two sites is cut."""
         found = self.sites[origin].status().links.get(f"{origin}->{target}")
         return found is not None and found.cut
 
 
 class StageControl:
-    """One stage: who has which keys, and how to bring them elsewhere."""
+    """One stage: which instance owns which keys, and how to move them elsewhere."""
 
     def __init__(self, coordinator: Coordinator, instances: Instances, shape: Shape, reach: Reach) -> None:
         self.name, self.coordinator, self.instances = coordinator.stage, coordinator, instances
         self.shape, self._reach = shape, reach
         self.keys = KnownKeys(reach.logs.log(f"keys-{coordinator.stage}"))
 
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def seen(self) -> dict[str, InstanceStatus]:
-        """How the instances are that run or ran, each at its site."""
+        """The status of each instance that runs or ran at its site."""
         places = dict(self.coordinator.sites)
         sites = {site: self._reach.sites[site].status().instances for site in {*places.values()}}
         return {name: sites[site][name] for name, site in places.items() if name in sites[site]}
 
     def flow(self) -> FlowStatus:
-        """How records flow through the stage."""
+        """The flow of records through the stage."""
         return self._reach.gateway.status().stages.get(self.name, FlowStatus())
 
     def order_checkpoint(self) -> None:
-        """Let everything that has changed be saved now. Raises `Refused` if there is no central store."""
+        """Order an increment of everything that has changed. Raises `Refused` if there is no central store."""
         self._reach.gateway.order_checkpoint(self.name)
 
     def has_applied(self, instance: str) -> bool:
-        """Whether everything that lies in an instance's inbox now has been applied, and what it said is written."""
+        """Whether everything now in an instance's inbox has been applied, and its results are written."""
         return is_drained(self._reach.logs.inbox(instance))
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was sent has been applied and delivered, and every timer that is due has fired.
+        """Whether all records sent have been applied and delivered, and every timer that is due has fired.
 
-        And whoever was to leave has left.
+        And every leaving instance has been removed.
         """
         owners, sites = self.owners(), dict(self.coordinator.sites)
-        # Whoever is dead and has no keys any more has nothing to say that would count.
+        # A dead instance without keys has no results that would count.
         heard = [name for name, site in sites.items() if name in owners or not self._reach.is_dead(site)]
         return (
             not [name for name in self.instances.leaving if name in heard]
@@ -109,18 +109,18 @@ class StageControl:
         return self.coordinator.table.owners.values()
 
     def see_off(self) -> None:
-        """Let those leave who are to, and have nothing to do or to say any more."""
+        """Remove the leaving instances whose inbox is applied and whose results are delivered."""
         idle = self.instances.idle()
-        if idle and self._reach.gateway.save(self.name):  # behind `idle`: no replay will name them
+        if idle and self._reach.gateway.save(self.name):  # after `idle`: no replay will name them
             spoken = [name for name in idle if self.has_applied(name)]
             self.instances.see_off(*(n for n in spoken if self._reach.gateway.has_delivered(self.name, n)))
 
     def counts(self) -> Counter[str]:
-        """By instance: how many of the known keys it has."""
+        """By instance: how many of the known keys it owns."""
         return self.keys.counts(self.coordinator.table)
 
     def status(self, flow: FlowStatus) -> dict[str, Any]:
-        """How the stage is, as plain data. `flow`: how records flow through it."""
+        """The status of the stage as plain data. `flow`: the flow of records through it."""
         counts, seen = self.counts(), self.seen()
         instances = {}
         for name, site in list(self.coordinator.sites.items()):
@@ -143,7 +143,7 @@ class StageControl:
             "store": msgspec.to_builtins(flow.store),
         }
 
-    # ── What an order means ──────────────────────────────────────────────────────────────────────────────────────
+    # ── Interpreting orders ──────────────────────────────────────────────────────────────────────────────────────
 
     def select(
         self,
@@ -153,9 +153,9 @@ class StageControl:
         to: str,
         at: str | None,
     ) -> Selection:
-        """The keys that a user means. Raises if that makes no sense."""
+        """The keys that an order selects. Raises if the arguments are invalid."""
         if sum(given is not None for given in (keys, bins, share)) > 1:
-            raise Refused("give keys, or bins, or a share: one of them")
+            raise Refused("give only one of keys, bins and share")
         if keys is not None:
             wanted = frozenset(map(str, [keys] if isinstance(keys, str) else keys))
             unknown = self.keys.unknown(wanted)
@@ -170,7 +170,7 @@ class StageControl:
         if share is None and at is None:
             return EVERYTHING
         if share is not None and not 0 < share <= 1:
-            raise Refused(f"a share lies between 0 and 1, not {share}")
+            raise Refused(f"share must be > 0 and <= 1, got {share}")
         owners, sites = self.coordinator.table.owners, self.coordinator.sites
         parts = [owners.select(i) for i, site in list(sites.items()) if site != to and at in (None, site)]
         whole = Selection(*(frozenset().union(*(getattr(p, f) for p in parts)) for f in ("bins", "keys", "without")))
@@ -179,19 +179,19 @@ class StageControl:
         return balance.select(_prefix(balance.weigh(whole, self.keys.now()), share), whole)
 
     def sources(self, selection: Selection, to: str) -> list[str]:
-        """Who must give some of a selection that shall be at a site."""
+        """The instances that must give up keys of a selection so that it is at a site."""
         sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
         owners = self.coordinator.table.owners.values(selection)
         return sorted(name for name in owners if sites[name] != to or name in lost)
 
     def missing(self, selection: Selection, to: str) -> list[str]:
-        """Who of those cannot: is at a dead site, or lost already."""
+        """Those `sources` that cannot ship their keys: they are at a dead site, or already lost."""
         sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
         found = self.sources(selection, to)
         return [name for name in found if name in lost or self._reach.is_dead(sites[name])]
 
     def taking(self, site: str, lost: str) -> AbstractContextManager[list[str]]:
-        """Those at a site, among which one can have what a lost one had: if there is none, another one is started."""
+        """The instances at a site, at least one of which can own a lost one's keys: if none can, one is started."""
         here = [name for name in self.instances.at(site) if name not in self.instances.leaving]
         is_there = bool({*here} - {lost} - self.coordinator.lost())
         return self.instances.staying(site, self.counts(), None if is_there else len(here) + 1)
@@ -199,7 +199,7 @@ class StageControl:
     def restorations(
         self, lost: Sequence[str], to: Sequence[str], checkpoint: int | None, **options: Any
     ) -> list[RestoreOrder]:
-        """The orders that restore all that some instances had, each at one of these, which share the work."""
+        """The orders that restore all keys of each lost instance at one of the instances `to`, in turn."""
         counts = self.counts()
         fit = sorted({*to} - {*lost} - self.coordinator.lost(), key=lambda name: (counts[name], name)) or list(to)
         return [
@@ -208,33 +208,33 @@ class StageControl:
         ]
 
     def check_whole(self, lost: Sequence[str], selection: Selection) -> None:
-        """Raise if not all that these have is selected."""
+        """Raise unless all keys of these instances are selected."""
         owners = self.coordinator.table.owners
         for name in lost:
             if owners.select(name, selection) != owners.select(name):
                 raise Refused(
-                    f"restore brings back all that {name} had, and some of its keys were not selected; "
-                    f"select all of them, with at={self.coordinator.sites[name]!r} for instance"
+                    f"restore always takes all keys of {name}, but some of them were not selected; "
+                    f"select all of them, for example with at={self.coordinator.sites[name]!r}"
                 )
 
     def spread(
         self, selection: Selection, site: str, to: Sequence[str], without: Sequence[str] = ()
     ) -> list[tuple[Selection, str]]:
-        """What of a selection lies elsewhere, but not with some, dealt out to these instances at a site."""
+        """The keys of a selection that are elsewhere, but not at `without`, distributed over instances at a site."""
         here = {*self.instances.at(site), *without}
         elsewhere = {name: selection for name in list(self.coordinator.sites) if name not in here}
         return self._pairs(elsewhere | dict.fromkeys(to), to, balance.place)
 
     def level(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
-        """What lies at a site, dealt out to these instances there as evenly as it goes, with as few moves."""
+        """The keys at a site, distributed over these instances there as evenly as possible, with the fewest moves."""
         return self._pairs(dict.fromkeys(self.instances.at(site)), to, balance.level)
 
     def clear(self, site: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
-        """What lies at a site, dealt out to these instances elsewhere."""
+        """The keys at a site, distributed over these instances elsewhere."""
         return self._pairs(dict.fromkeys([*self.instances.at(site), *to]), to, balance.place)
 
     def empty(self, instance: str, to: Sequence[str]) -> list[tuple[Selection, str]]:
-        """What an instance has, dealt out to these."""
+        """The keys of an instance, distributed over these instances."""
         return self._pairs(dict.fromkeys([instance, *to]), to, balance.place)
 
     def _pairs(
@@ -246,7 +246,7 @@ class StageControl:
         return [(balance.select(units, parts[source]), name) for (source, name), units in sorted(transfers.items())]
 
     def choose(self, selection: Selection, to: str, limits: Limits) -> tuple[str | None, str, list[str]]:
-        """What `auto` takes to bring a selection to a site: a standby that is there, or else a protocol; and why."""
+        """The choice of `auto` for moving a selection to a site: an existing standby, or else a protocol; and why."""
         owners, sites, counts = self.coordinator.table.owners, dict(self.coordinator.sites), self.counts()
         sources = [name for name in sorted({*owners.values(selection)}) if sites[name] != to]
         if not sources:
@@ -283,9 +283,9 @@ class StageControl:
         return taken, protocol, why
 
     def budget(self, to: str, at: str | None) -> int:
-        """How many bytes each part may ship in a batch, so that no queue builds up in a slow link.
+        """How many bytes each part may ship in a batch, so that no queue builds up on a slow link.
 
-        What a source has not shipped yet it still serves, and may ship in another order.
+        A source still serves the keys that it has not shipped yet, and may ship them in another order.
         """
         fitting, sites = [BUDGET], dict(self.coordinator.sites)
         for name, found in self.seen().items():

@@ -1,13 +1,13 @@
-"""Workers: carry out the commands of migrations, those of one in their order, those of different ones side by side.
+"""Workers: carry out commands, those of one migration in order, those of different migrations concurrently.
 
     add ──▶ the migration's queue ──▶ a worker takes the first command, the next ... ──▶ the queue is empty
                      ▲                         │ not done: repeat it later
                      └─────── back-off ◀───────┘
 
-A worker is a thread that is started when a queue is ready and ends when none is; at most `MOST` run at once. A queue
-that waits for its back-off to pass needs no worker, so a party that is away holds up only what needs it. A call that
-takes an hour holds up one migration, and not `stop`: workers are daemons, and what they have not done is repeated after
-the next start.
+A worker is a thread that is started when a queue is ready and ends when none is; at most `MOST` run at once. A queue in
+back-off needs no worker, so an unreachable site or gateway delays only the migrations that need it. A call that takes
+an hour delays one migration, and not `stop`: workers are daemon threads, and unfinished commands are retried after the
+next start.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from whimbrel.orchestrator.decisions import Place
 
 LOGGER = logging.getLogger("whimbrel.orchestrator")
 MOST = 32
-"""Workers at once: a bound on threads; what finds none free waits for its turn."""
+"""Workers at once: a bound on threads; a queue that finds none free waits for its turn."""
 FIRST, LONGEST = 0.05, 2.0
-"""Seconds until a command is repeated: twice as long after each failure, up to so many."""
+"""Seconds until a command is retried: doubled after each failure, from the first up to the second value."""
 GRACE = 5.0
-"""Seconds that `stop` waits for commands that are being carried out."""
+"""Seconds that `stop` waits for running commands."""
 
 
 @dataclass
 class _Queue:
-    """What is to be done for one migration. It exists from its first command until its last one is done."""
+    """The commands of one migration. It exists from the first command until the last one is done."""
 
     backoff: Backoff
     commands: deque[Command] = field(default_factory=deque)
 
 
 class Workers:
-    """The commands that have not been carried out yet."""
+    """The commands that are not carried out yet."""
 
     def __init__(self, carry_out: Callable[[str, str, Command], None]) -> None:
-        """`carry_out` is given a stage, a migration and a command. If it raises `Retry` or `Stale`, the command has to
-        be repeated."""
+        """`carry_out` receives a stage, a migration and a command. If it raises `Retry` or `Stale`, the command is
+        retried."""
         self._do = carry_out
         self._changed = threading.Condition()
         self._queues: dict[Place, _Queue] = {}
         self._ready: deque[Place] = deque()
         self._later: list[tuple[float, int, Place]] = []
-        """Queues that back off: until when, a number that keeps ties in their order, which."""
+        """Queues in back-off: until when, a number that breaks ties in order, which queue."""
         self._ties = count()
         self._running: set[threading.Thread] = set()
         self._stopping = False
         self._starter = threading.Thread(target=self._start_workers, name="orchestrator", daemon=True)
 
     def add(self, place: Place, commands: Sequence[Command]) -> None:
-        """Carry these out behind all that was added for this migration before."""
+        """Queue commands behind all that were added for this migration before."""
         with self._changed:
             if not commands:
                 return
@@ -74,25 +74,25 @@ class Workers:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was added is done."""
+        """Whether all commands are done."""
         return not self._queues
 
     def has(self, place: Place) -> bool:
-        """Whether something is to be done for a migration."""
+        """Whether commands of a migration are pending."""
         return place in self._queues
 
     @property
     def waiting(self) -> dict[Place, str]:
-        """By migration: why its next command has to be repeated."""
+        """By migration: why its next command is being retried."""
         errors = {place: queue.backoff.error for place, queue in list(self._queues.items())}
         return {place: str(error) for place, error in errors.items() if error is not None}
 
     def start(self) -> None:
-        """Begin to carry out."""
+        """Start to carry out commands."""
         self._starter.start()
 
     def stop(self) -> None:
-        """Begin nothing any more, and wait for what has begun, but not for ever."""
+        """Start no more commands, and wait up to `GRACE` seconds for the running ones."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -122,17 +122,17 @@ class Workers:
             self._carry_out(place)
             with self._changed:
                 place = self._ready.popleft() if self._ready and not self._stopping else None
-                if place is None:  # in the same turn: whatever is ready from now on finds one worker less
+                if place is None:  # under the same lock: a queue that is ready from now on finds one worker less
                     self._running.discard(threading.current_thread())
                     self._changed.notify_all()
 
     def _carry_out(self, place: Place) -> None:
-        """Empty one queue, or come to a command that has to be repeated: what is behind it stays behind it."""
+        """Empty one queue, or stop at a command that must be retried: the commands behind it stay behind it."""
         queue = self._queues[place]
         while not self._stopping:
             try:
                 self._do(*place, queue.commands[0])
-            # A log that cannot be written now, an instance that ran there already; or one whose checkpoint is stale,
+            # A log that cannot be written now, or an instance that already ran there; or one whose checkpoint is stale,
             # which its site reports: its keys may be restored elsewhere, and that ends this migration.
             except (Retry, Stale) as error:
                 with self._changed:

@@ -1,1 +1,1 @@
-"""What `wb.run` and the processes are put together of, beside the orchestrator (orchestrator/control.py)."""
+"""The roles that `wb.run` and the processes are composed of, besides the orchestrator (orchestrator/control.py)."""

@@ -1,17 +1,18 @@
-"""The ages of a stage's logs and snapshots, compared before anything starts: whether one lacks what another relies on.
+"""Consistency of a stage's logs and snapshots, checked before anything starts: whether one lacks entries that another
+relies on.
 
 After a power failure without `durability="power"`, with a restored backup or a copied file, logs lack their last
-entries, each a little differently. Then new records would get numbers that others know already, and be dropped as
-repetitions. So what each one says of the others must hold:
+entries, each to a different extent. Then new records would get numbers that other logs have already seen, and would be
+dropped as duplicates. So the positions that each one records of the others must be valid:
 
     snapshot of the router     the ingress log reaches up to it, and has not been trimmed beyond it;
-                               each inbox has what was routed to it until then
-    inbox                      the ingress log has what the inbox was given
+                               each inbox has the records routed to it until then
+    inbox                      the ingress log has the records routed to the inbox
     commit of the outlet       each outbox reaches up to it, and has not been trimmed beyond it;
-                               the next stage has what was handed on until then, and no more
-    outbox                     each inbox, spool and store spool has what was sent until its last entry
+                               the next stage has the results handed on until then, and no more
+    outbox                     each inbox, spool and store spool has the messages sent until its last entry
 
-What Spark's checkpoint must fit is compared where it lies (spark/checkpoint.py).
+Spark's checkpoint is checked at the site (spark/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -32,33 +33,37 @@ from whimbrel.site.forwarder import number
 
 
 def check_way_in(router: str, blob: bytes | None, ingress: Log, inboxes: Mapping[str, Log]) -> None:
-    """Raise `Stale` unless a router's snapshot, its ingress log and the inboxes behind it fit."""
+    """Raise `Stale` unless a router's snapshot, its ingress log and the inboxes after it are consistent."""
     saved = wire.unpack(blob, Snapshot) if blob is not None else None
     at, given = (saved.position, saved.given) if saved is not None else (0, {})
     head, tail = ingress.head(), ingress.tail()
     if at > tail:
-        raise _stale(f"the ingress log of {router}", f"a snapshot of the router stands at {at}, the log ends at {tail}")
+        raise _stale(
+            f"the ingress log of {router}", f"the snapshot of the router is at position {at}, the log ends at {tail}"
+        )
     if at < head:
-        raise _stale(f"the snapshot of {router}", f"it stands at {at}, the ingress log was trimmed up to {head}")
+        raise _stale(f"the snapshot of {router}", f"it is at position {at}, the ingress log was trimmed up to {head}")
     for name, inbox in inboxes.items():
         last = inbox.counter(router)
         if last // ROWS >= tail:
-            lacks = f"the inbox of {name} has what stood at {last // ROWS}, the log ends at {tail}"
+            lacks = f"the inbox of {name} has the entry of position {last // ROWS}, the log ends at {tail}"
             raise _stale(f"the ingress log of {router}", lacks)
         if last < given.get(name, -1):
-            lacks = f"{router} had given it position {given[name] // ROWS}, it ends with {last // ROWS}"
+            lacks = f"{router} has routed position {given[name] // ROWS} to it, it ends with {last // ROWS}"
             raise _stale(f"the inbox of {name}", lacks)
 
 
 def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], following: Log | None) -> None:
-    """Raise `Stale` unless an outlet's commit fits the outboxes before it and the ingress log of the next stage."""
+    """Raise `Stale` unless an outlet's commit matches the outboxes before it and the ingress log of the next stage."""
     saved = wire.unpack(blob, Commit) if blob is not None else None
     for name, outbox in outboxes.items():
         at, head, tail = saved.positions.get(name, 0) if saved is not None else 0, outbox.head(), outbox.tail()
         if at > tail:
             raise _stale(f"the outbox of {name}", f"the outlet has delivered up to {at}, it ends at {tail}")
         if at < head:
-            raise _stale(f"the commit of the outlet of {stage}", f"it stands at {at} of {name}, trimmed up to {head}")
+            raise _stale(
+                f"the commit of the outlet of {stage}", f"it is at position {at} of {name}, trimmed up to {head}"
+            )
     if following is not None:
         mark: Mapping[str, Any] = saved.marks[0] if saved is not None else {"taken": -1, "number": 0, "pending": []}
         taken, last = mark["taken"], following.counter("stage before")
@@ -73,7 +78,7 @@ def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], f
 def check_messages(
     instance: str, outbox: Log, inboxes: Mapping[str, Log], spools: Sequence[Log], store: Log | None
 ) -> None:
-    """Raise `Stale` unless what an instance has sent is where it went, or has come from there."""
+    """Raise `Stale` unless an instance's messages are in their destination, or in a spool before it."""
     if outbox.tail() == outbox.head():
         return
     said = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, Said)
@@ -86,7 +91,7 @@ def check_messages(
 
 
 def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, batch: int) -> bool:
-    """Whether messages of a batch are in the inbox they go to, or wait in a spool before it."""
+    """Whether the messages of a batch are in the inbox they are addressed to, or wait in a spool before it."""
     if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= number(batch, 0):
         return True
     waiting = (spool for spool in spools if spool.head() < spool.tail())
@@ -102,7 +107,7 @@ def _counters(log: Log, instance: str, end: str, lane: Lane = Lane.DATA) -> Iter
 
 def _stale(what: str, lacks: str) -> Stale:
     return Stale(
-        f"{what} lacks its last part: {lacks}. After a power failure, or with files of different moments, put back a "
-        'copy of the whole data directory of one moment, or start anew with another one; with durability="power" this '
-        "does not happen"
+        f"{what} lacks its last part: {lacks}. After a power failure, or with files of different ages, restore a copy "
+        "of the whole data directory from one point in time, or start with a new directory; with "
+        'durability="power" this does not happen'
     )

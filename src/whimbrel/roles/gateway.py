@@ -1,9 +1,9 @@
-"""The gateway's role: where records enter a pipeline and where results leave it, all stages of it.
+"""The gateway's role: where records enter a pipeline and where results leave it, for all stages.
 
     source ──▶ feed ──▶ gateway ──▶ inboxes  ...  outboxes ──▶ outlet ──▶ gateway of the next stage ... ──▶ sinks
 
-It needs nobody to go on: which instances there are it knows from the journal until it is told, how full their inboxes
-are it sees there, and what the orchestrator must hear stays in an outlet until it can be told.
+The gateway works without the other roles: it reads the instances from the journal until the orchestrator sends them,
+measures the lag in their inboxes itself, and keeps notices for the orchestrator in an outlet until it is reachable.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("whimbrel.roles")
 Hear = Callable[[str, Report], None]
-"""Tells the orchestrator a notice of a stage; raises `Retry` if it is not there."""
+"""Sends a notice of a stage to the orchestrator; raises `Retry` if it is unreachable."""
 
 PERIOD = 0.5
 """Seconds between snapshots of the routers, and between ticks."""
 SMOOTH = 4
-"""How many looks the rate of records is an average of, about."""
+"""About how many samples the rate of records is averaged over."""
 SAVE_EVERY = 5.0
-"""Seconds between increments, unless told."""
+"""Seconds between increments, unless configured."""
 
 
 class StageFlow:
-    """One stage: the gateway before its instances, and the outlet behind them."""
+    """One stage: the gateway before its instances, and the outlet after them."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class StageFlow:
         check_way_in(self.gateway.name, snapshot, self.gateway.ingress, inboxes)
         self.gateway.recover(snapshot)
         self.checkpointer = role.checkpointer(stage, self.gateway)
-        """If there is a central store."""
+        """None if there is no central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
         self.outlet = ThreadedOutlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
@@ -115,7 +115,7 @@ class StageFlow:
             self.restoring = Restoring(stage.name, self.gateway, self.outlet, self._logs.inbox, role.store)
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start to deliver."""
         name = f"outlet/{self.stage.name}"
         self.outlet.recover(self._journal.load(name), self._journal.reached(name) if self.checkpointer else None)
         self.outlet.start()
@@ -124,7 +124,7 @@ class StageFlow:
             self.checkpointer.start()
 
     def place(self, instances: list[str]) -> None:
-        """Read the outboxes of these instances, and of no other."""
+        """Read the outboxes of these instances, and of no others."""
         for name in instances:
             if name not in self._outboxes:
                 self._outboxes[name] = self._logs.outbox(name)
@@ -148,20 +148,20 @@ class StageFlow:
             self._role.hear(self.stage.name, notice)
 
     def _confirm(self, saved: Checkpointed) -> None:
-        """An increment counts. Also if there is no store just now: the part will not save these versions again."""
+        """Confirm an increment. Also without a store at present: the part will not save these versions again."""
         if saved.instance in self.instances:
             self._logs.increments(saved.instance).confirm(saved, self._role.clock_us())
             if self.checkpointer is not None:
                 self.checkpointer.wake()
 
     def ingest(self, results: list[Result], number: int) -> bool:
-        """Take in the results of the stage before; return whether there was a record among them."""
+        """Ingest the results of the previous stage; return whether any became a record."""
         good = []
         answers = self.intake.take([result.values for result in results])
         for place, (result, taken) in enumerate(zip(results, answers, strict=True), number * ROWS):
             if isinstance(taken, tuple):
                 good.append(taken)
-            else:  # known by its place among all that was handed on: seqs of different keys come in no order
+            else:  # identified by its place among all results handed on: seqs of different keys are unordered
                 source = f"results for {self.stage.name}"
                 self._role.dead.put(taken, source, result.seq, result.values, writer=source, counter=place)
         if good:
@@ -169,7 +169,7 @@ class StageFlow:
         return bool(good)
 
     def tick(self) -> None:
-        """Look how many records come in, and tell how late it is if the operator has timers."""
+        """Sample the rate of incoming records, and send a tick with the event time if the operator has timers."""
         now, received = time.monotonic(), self.gateway.received
         if now > self._looked[0]:
             self._rate += ((received - self._looked[1]) / (now - self._looked[0]) - self._rate) / SMOOTH
@@ -179,7 +179,7 @@ class StageFlow:
             self.gateway.tick(self._ticks)
 
     def tell_refused(self) -> None:
-        """Tell the orchestrator which restorations cannot be replayed, until it has heard."""
+        """Report restorations that cannot be replayed to the orchestrator, with retries until it has received them."""
         for id, reason in list(self.gateway.refused.items()):
             if id not in self._told:
                 with suppress(Retry):
@@ -188,8 +188,8 @@ class StageFlow:
                     LOGGER.error("restoration %s of %s cannot be replayed: %s", id, self.stage.name, reason)
 
     def save(self) -> bool:
-        """Make a snapshot of the router safe; False if something moves."""
-        with self._saving:  # an older one must not come behind a newer one, up to which the log is trimmed
+        """Persist a snapshot of the router; False if a migration is open."""
+        with self._saving:  # an older one must not replace a newer one, up to which the log is trimmed
             blob = self.gateway.save()
             if blob is None:
                 return False
@@ -199,15 +199,15 @@ class StageFlow:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the instances know how late it is, and everything they have said is delivered."""
+        """Whether the instances have received the latest tick, and all their results are delivered."""
         return (self._ticks is None or self.gateway.has_told_time) and self.outlet.is_idle
 
     def is_full(self, most: int) -> bool:
-        """Whether more than so many records wait in an inbox."""
+        """Whether more than `most` records wait in an inbox."""
         return any(self._logs.inbox(name).lag(INSTANCE) > most for name in self.instances)
 
     def status(self) -> FlowStatus:
-        """How records flow."""
+        """The flow of records through the stage."""
         sizes: Counter[str] = Counter()
         for (name, _), size in list(self.outlet.state_bytes.items()):
             sizes[name] += size
@@ -222,7 +222,7 @@ class StageFlow:
 
 
 class GatewayRole:
-    """Feed, gateways and outlets of a pipeline; what the orchestrator asks of them."""
+    """Feed, gateways and outlets of a pipeline; implements the gateway's port for the orchestrator."""
 
     def __init__(
         self,
@@ -240,21 +240,21 @@ class GatewayRole:
         save_every: float = SAVE_EVERY,
         reserve: int = RESERVE,
     ) -> None:
-        """`decided`: the orchestrator's journal. `store`: the address of the central store, if there is one; what
-        changes is saved there every so often."""
+        """`decided`: the orchestrator's journal. `store`: the address of the central store, if there is one; increments
+        are saved there every `save_every` seconds."""
         self.decided = decided
         self.store, self._save_every = store_at(store, save_every), save_every
         self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
         self.error: Exception | None = None
-        self._backoff = Backoff("save where routers stand", LOGGER)
-        """Of snapshots and ticks."""
+        self._backoff = Backoff("saving router snapshots", LOGGER)
+        """The back-off of snapshots and ticks."""
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
         self.max_ahead_us = None if pipeline.max_ahead is None else round(pipeline.max_ahead * 1e6)
         source = pipeline.make_source()
         intake = Intake(source.schema(), pipeline.key, pipeline.event_time, lenient=source.lenient)
         intakes = [intake, *(Intake(stage.schema, stage.key) for stage in pipeline.stages[1:])]
-        # Few are written, and nothing else would show that one is missing.
+        # Durable: few are written, and nothing else would show that one is missing.
         self.dead = DeadLetters(logs.log("dead-letters", durable=True))
         flows: list[StageFlow] = []
         sinks = pipeline.make_sinks()
@@ -271,16 +271,16 @@ class GatewayRole:
         self._stopping = threading.Event()
         self._saver = threading.Thread(target=self._save_all, name="saver", daemon=True)
 
-    # ── Life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Start and stop ───────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Begin to deliver; records come in when `feed` is started."""
+        """Start to deliver; ingestion starts with `feed`."""
         for flow in reversed(self.flows.values()):
             flow.start()
         self._saver.start()
 
     def ends(self) -> Iterator[Callable[[], object]]:
-        """What it takes to stop taking records in, in this order."""
+        """The calls that stop ingestion, in this order."""
         yield self.feed.stop
         for flow in self.flows.values():
             if flow.checkpointer is not None:
@@ -290,7 +290,7 @@ class GatewayRole:
             yield self._saver.join
 
     def outlet_ends(self) -> Iterator[Callable[[], object]]:
-        """What it takes to stop delivering, once nothing more comes."""
+        """The calls that stop delivery, once no more results arrive."""
         for flow in self.flows.values():
             yield flow.outlet.stop
 
@@ -308,10 +308,10 @@ class GatewayRole:
                 if may_pass(error):
                     pause = self._backoff.failed(error)
                 else:
-                    self.error = kept(LOGGER, "save where routers stand", error, self.error)
+                    self.error = kept(LOGGER, "saving router snapshots", error, self.error)
 
     def checkpointer(self, stage: Stage, gateway: Gateway) -> Checkpointer | None:
-        """What brings a stage's increments to the store, if there is one."""
+        """The checkpointer that saves a stage's increments to the store, if there is one."""
         if self.store is None:
             return None
         from whimbrel.checkpoints.checkpointer import Checkpointer
@@ -328,14 +328,14 @@ class GatewayRole:
         )
 
     def errors(self) -> list[Exception]:
-        """What went wrong for good."""
+        """The permanent errors."""
         outlets = [flow.outlet.error for flow in self.flows.values()]
         return [error for error in (self.feed.error, self.error, *outlets) if error is not None]
 
-    # ── What the orchestrator asks ───────────────────────────────────────────────────────────────────────────────
+    # ── Calls of the orchestrator ────────────────────────────────────────────────────────────────────────────────
 
     def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:
-        """Give a command its place between a stage's records."""
+        """Append a command to a stage's ingress log, at a definite position between its records."""
         self._flow(stage).gateway.command(command)
 
     def check_restore(self, stage: str, checkpoint: int | None) -> None:
@@ -343,11 +343,11 @@ class GatewayRole:
         self._restoring(stage).since(checkpoint)
 
     def fence(self, stage: str, move: Move) -> None:
-        """Let nothing out any more that a lost instance says of a move's keys."""
+        """Refuse from now on all results of a lost instance for a move's keys."""
         self._restoring(stage).fence(move)
 
     def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
-        """Put what the store has of a fenced move's keys into its destination's inbox."""
+        """Put the stored state of a fenced move's keys into its destination's inbox."""
         return self._restoring(stage).load(move, checkpoint)
 
     def checkpoints(self, stage: str) -> list[int]:
@@ -355,15 +355,15 @@ class GatewayRole:
         return self._restoring(stage).checkpoints()
 
     def place(self, stage: str, instances: list[str]) -> None:
-        """Hear which instances a stage has: all of them."""
+        """Receive the names of all instances of a stage."""
         self._flow(stage).place(instances)
 
     def save(self, stage: str) -> bool:
-        """Make a snapshot of a stage's router safe; False if something moves."""
+        """Persist a snapshot of a stage's router; False if a migration is open."""
         return self._flow(stage).save()
 
     def order_checkpoint(self, stage: str) -> None:
-        """Let everything that has changed in a stage be saved now. Raises `Refused` if there is no central store."""
+        """Order an increment of everything that has changed in a stage. Raises `Refused` without a central store."""
         checkpointer = self._flow(stage).checkpointer
         if checkpointer is None:
             raise Refused(
@@ -372,15 +372,15 @@ class GatewayRole:
         checkpointer.order()
 
     def has_delivered(self, stage: str, instance: str) -> bool:
-        """Whether everything that an instance has said is delivered."""
+        """Whether all results of an instance are delivered."""
         return self._flow(stage).outlet.has_delivered(instance)
 
     def is_drained(self, stage: str) -> bool:
-        """Whether the instances of a stage know how late it is, and everything they have said is delivered."""
+        """Whether the instances of a stage have received the latest tick, and all their results are delivered."""
         return self._flow(stage).is_drained
 
     def status(self) -> GatewayStatus:
-        """How things are here."""
+        """The status of the gateway."""
         return GatewayStatus(
             sent=self.first.gateway.sent,
             delivered=self.last.outlet.delivered,
@@ -393,7 +393,7 @@ class GatewayRole:
         )
 
     def _is_full(self, most: int) -> bool:
-        """Whether nothing may be taken in: somebody has too much to do already, or there is no room."""
+        """Back-pressure: whether nothing may be ingested, because an inbox of the first stage or the disk is full."""
         return self._disk.full is not None or self.first.is_full(most)
 
     def _backoffs(self) -> dict[str, Backoff]:
@@ -401,7 +401,7 @@ class GatewayRole:
         return {"source": self.feed.backoff, **outlets, "snapshots": self._backoff}
 
     def _waited_for(self) -> list[Exception]:
-        """Errors that something here waits to pass."""
+        """The errors that are being retried after a back-off."""
         return [error for one in self._backoffs().values() if (error := one.error) is not None]
 
     def _flow(self, stage: str) -> StageFlow:
@@ -417,7 +417,7 @@ class GatewayRole:
 
 
 def named(journal: GatewayJournal) -> str:
-    """The name of a data directory, which nobody else has: by it a store knows whose states it has."""
+    """The unique name of a data directory: by it a store identifies the owner of its states."""
     found = journal.load("run")
     if found is None:
         found = uuid4().hex.encode()
@@ -426,12 +426,12 @@ def named(journal: GatewayJournal) -> str:
 
 
 def store_at(url: str | None, save_every: float) -> CentralStore | None:
-    """The central store at an address, if one is given. Raises `Refused` if that makes no sense."""
+    """The central store at an address, if one is given. Raises `Refused` if `save_every` is invalid."""
     if url is None:
         return None
     if not save_every > 0:
         raise Refused(f"save_every must be > 0 s, got {save_every:g}; for example save_every=5")
-    from whimbrel.checkpoints.central import CentralStore  # fsspec is loaded where there is a store, and nowhere else
+    from whimbrel.checkpoints.central import CentralStore  # fsspec is loaded only if there is a store
 
     return CentralStore(url)
 

@@ -1,4 +1,4 @@
-"""What a site's queries are made of."""
+"""The construction of a site's queries."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def query_maker(
     trigger: str,
     appended: Callable[[str], None] = lambda stage: None,
 ) -> Make:
-    """Makes the query of an instance. `schemas`: by stage, of its input. `appended` hears in which stage an outbox has
-    something new."""
+    """A function that makes the query of an instance. `schemas`: by stage, of its input. `appended` is called with the
+    stage in which an outbox has a new entry."""
     stages = {stage.name: stage for stage in pipeline.stages}
 
     def make(instance: str, checkpoint: Path) -> StageQuery:
@@ -63,7 +63,7 @@ def query_maker(
 
 
 def site_disk(name: str, data: Path, reserve: int) -> Disk:
-    """Where a site writes: its checkpoints, the logs, and what Spark shuffles."""
+    """The disk that a site writes to: its checkpoints, the logs, and Spark's shuffle files."""
     return Disk(name, [data / "sites" / name, data / "logs", Path(tempfile.gettempdir())], reserve)
 
 

@@ -1,18 +1,18 @@
-"""Secrets and addresses: small files in the data directory, each for its owner alone (mode 0600).
+"""Secrets and addresses: small files in the data directory, readable by their owner only (mode 0600).
 
-    <data>/token                        a user's: may look and give orders
-    <data>/token-read                   a user's: may look
+    <data>/token                        of a user: role `operate`
+    <data>/token-read                   of a user: role `read`
     <data>/tokens.json                  the digests of further users' tokens, by name (tokens.py)
     <data>/credentials/gateway          between the orchestrator and the gateway
     <data>/credentials/site-<name>      between the orchestrator and a site
-    <data>/credentials/orchestrator     of whoever supervises the deployment
-    <data>/url                          where the API is, while it is served
+    <data>/credentials/orchestrator     of the supervisor of the deployment
+    <data>/url                          the address of the API, while it is served
 
-A secret is 43 letters made of 32 random bytes. Whoever uses one asks `Secret` each time, which looks whether its file
-has changed: a secret that is rotated is the new one at once, on both sides, and the old one is worth nothing.
+A secret is 43 characters made of 32 random bytes. Every use of a secret goes through `Secret`, which checks whether its
+file has changed: after a rotation both sides use the new secret at once, and the old one is invalid.
 
-Each process has a credential of its own, which only it and the orchestrator know, and which opens the calls between
-these two in both directions. The orchestrator has none that it would show to all: a site could use that against others.
+Each process has its own credential, which only it and the orchestrator know, and which authorises the calls between
+these two in both directions. The orchestrator has no credential shared with all: a site could use it against others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TOKEN_BYTES = 32
 OPERATING, READING, CREDENTIALS = "token", "token-read", "credentials"
 
 Credential = str | Callable[[], str]
-"""A secret, or what knows it as it is now."""
+"""A secret, or a function that returns its current value."""
 
 
 class Secret:
-    """The secret in a file, as it is now: read again when the file has changed."""
+    """The current secret in a file: read again when the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,11 +42,13 @@ class Secret:
         self._value = ""
 
     def __call__(self) -> str:
-        """Raises `Unavailable` if it is not there, `Refused` if others may read it."""
+        """The secret. Raises `Unavailable` if the file does not exist, `Refused` if others may read it."""
         try:
             found = self._path.stat()
         except OSError as error:
-            raise Unavailable(f"{self._path} is not there: nothing has been served from this directory yet") from error
+            raise Unavailable(
+                f"{self._path} does not exist: nothing has been served from this directory yet"
+            ) from error
         seen = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
         if seen != self._seen:
             self._value = read_secret(self._path)
@@ -55,12 +57,12 @@ class Secret:
 
 
 def value_of(credential: Credential) -> str:
-    """A secret as it is now."""
+    """The current value of a secret."""
     return credential if isinstance(credential, str) else credential()
 
 
 def make_secret(path: Path) -> Secret:
-    """The secret in a file, made if there is none; whoever makes it first, all get the same."""
+    """The secret in a file, created if there is none; concurrent callers all get the same one."""
     if not path.exists():
         make_folder(path.parent)
         number, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its mode is 0600
@@ -68,7 +70,7 @@ def make_secret(path: Path) -> Secret:
             with open(number, "w", encoding="ascii") as file:
                 file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
             os.link(draft, path)
-        except FileExistsError:  # somebody was faster
+        except FileExistsError:  # another process was faster
             pass
         finally:
             os.unlink(draft)
@@ -83,27 +85,27 @@ def read_secret(path: Path) -> str:
         secret = path.read_text(encoding="ascii").strip()
         mode = path.stat().st_mode
     except FileNotFoundError as error:
-        raise Unavailable(f"{path} is not there: nothing has been served from this directory yet") from error
+        raise Unavailable(f"{path} does not exist: nothing has been served from this directory yet") from error
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"{path} cannot be read: {error}") from error
     if not secret:
         raise Refused(f"{path} is empty: remove it, and start again")
     if mode & OTHERS:
         raise Refused(
-            f"others may read {path}: chmod 600 it, then replace what they may have read: whimbrel token rotate"
+            f"others may read {path}: chmod 600 it, then replace the secret they may have read: whimbrel token rotate"
         )
     return secret
 
 
 def rotate_secret(path: Path) -> str:
-    """Replace a secret; the old one opens nothing any more."""
+    """Replace a secret; the old one becomes invalid."""
     secret = secrets.token_urlsafe(TOKEN_BYTES)
     replace_text(path, secret + "\n")
     return secret
 
 
 def credential(data: Path, role: str) -> Secret:
-    """The credential of a role, made if there is none."""
+    """The credential of a role, created if there is none."""
     make_folder(data)
     return make_secret(below(make_folder(data / CREDENTIALS), role))
 
@@ -117,27 +119,27 @@ def rotate_credentials(data: Path) -> list[str]:
 
 
 def make_token(data: Path) -> str:
-    """The token that may give orders, made if there is none."""
+    """The token with the role `operate`, created if there is none."""
     return make_secret(data / OPERATING)()
 
 
 def read_token(data: Path) -> str:
-    """The token that may give orders."""
+    """The token with the role `operate`."""
     return read_secret(data / OPERATING)
 
 
 def announce(data: Path, url: str) -> None:
-    """Say where the API is."""
+    """Publish the address of the API."""
     replace_text(data / "url", url + "\n")
 
 
 def withdraw(data: Path) -> None:
-    """The API is no longer there."""
+    """Remove the address of the API."""
     (data / "url").unlink(missing_ok=True)
 
 
 def find_url(data: Path) -> str:
-    """Where the API of a data directory is."""
+    """The address of the API of a data directory."""
     try:
         return (data / "url").read_text(encoding="utf-8").strip()
     except OSError as error:

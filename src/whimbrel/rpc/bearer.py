@@ -1,4 +1,4 @@
-"""A secret on its way to a server: as it is at the moment of the call, and once more if it has been rotated since."""
+"""The secret in a request: its value at the time of the call, and once more if it has been rotated since."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whimbrel.rpc.access import Credential, value_of
 
 
 class Bearer(httpx.Auth):
-    """Puts a secret into each request."""
+    """Adds a secret to each request."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential

@@ -1,10 +1,10 @@
-"""What one connection may take: how long a request may be on its way, and how many connections there may be.
+"""Limits on connections: how long a request may take to arrive, and how many connections a server accepts.
 
     connected ──HEAD s──▶ the head of a request is there ──BODY s──▶ its body is there ──▶ answered ──KEEP s──▶ closed
 
-Whoever sends a byte now and then (a "slow loris") is closed when the time for the whole piece is over: further bytes do
-not prolong it. uvicorn itself limits only the time between two requests (keep-alive), so its protocol gets two timers
-more. Above `CONNECTIONS` a new connection is closed at once, so that those that are there are served.
+The server closes a connection that sends a byte now and then (a "slow loris") when the time for the whole head or body
+is over: further bytes do not extend it. uvicorn itself limits only the time between two requests (keep-alive), so its
+protocol gets two more timers. Above `CONNECTIONS` a new connection is closed at once, so that existing ones are served.
 
 Not limited: how slowly an answer is read. A caller without a token gets answers that fit into any socket's buffer.
 """
@@ -18,11 +18,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD, BODY, KEEP, HANDSHAKE = 10.0, 60.0, 5, 10.0
-"""Seconds until a request's head is there, then its body; until the next request begins; until TLS is agreed upon."""
+"""Seconds until a request's head is complete, then its body; until the next request begins; for the TLS handshake."""
 CONNECTIONS = 256
-"""Of one server, at the same time."""
+"""Concurrent connections of one server."""
 WAITING = 64
-"""Calls of one server that wait for a migration, at the same time."""
+"""Concurrent calls of one server that wait for a migration."""
 HEAD_BYTES = 16 << 10
 
 
@@ -47,7 +47,7 @@ class Limited(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """As uvicorn calls it. What came behind the request may be the beginning of the next."""
+        """As uvicorn calls it. Bytes behind the request may be the beginning of the next."""
         super().on_response_complete()
         if self.conn.trailing_data[0]:
             self._watch()
@@ -58,7 +58,7 @@ class Limited(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Let a timer run for the piece of a request that is on its way, from its beginning."""
+        """Run a timer for the head or body that is being received, from its beginning."""
         if self.transport.is_closing():
             return
         state = self.conn.their_state
@@ -77,7 +77,7 @@ class Limited(H11Protocol):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers do not wait long for TLS to be agreed upon."""
+    """An event loop whose servers limit the time of the TLS handshake."""
 
     async def create_server(self, *given: Any, **named: Any) -> Any:
         """As asyncio's."""

@@ -1,9 +1,9 @@
-"""Those in other processes, as the orchestrator knows them: where each is, whether it lives, what it said last.
+"""Peers in other processes, as the orchestrator sees them: address, liveness, last reported status of each.
 
 unheard ──beat──▶ alive ──3 s of silence──▶ suspect ──7 s more──▶ dead ──beat──▶ alive
 
-A process that was only stopped (SIGSTOP, a machine that is suspended) keeps its connections, and whoever asked it
-something would wait for its answer. So a site that has become dead is waited for no longer, and not asked at all.
+A process that is only stopped (SIGSTOP, a suspended machine) keeps its connections, and a caller would wait for its
+answer. So once a site is dead, pending calls to it are given up and new ones are not sent.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from whimbrel.site.status import SiteStatus
 
 T = TypeVar("T")
 SUSPECT, DEAD = 3.0, 10.0
-"""Seconds of silence."""
+"""Seconds without a heartbeat until a peer is suspect, and dead."""
 START = 60.0
-"""Seconds that somebody has who was never heard: a JVM starts."""
+"""Seconds that a peer has until its first heartbeat: a JVM starts."""
 LOOK = 0.05
-"""Seconds between two looks whether somebody who is asked is dead by now."""
+"""Seconds between two checks whether a called peer is dead by now."""
 SLOW = {"start": 300.0, "stop": 120.0, "take": 3600.0}
 """Seconds that the answers of a site may take: a JVM starts, a batch ends, a checkpoint is copied."""
 SLOW_GATEWAY = {"command": 600.0, "load": 600.0, "fence": 30.0}
-"""And those of the gateway: a log is read again, a store is read."""
+"""And those of the gateway: a log is replayed, a store is read."""
 
 
 class Peer:
-    """Somebody in another process."""
+    """A role in another process."""
 
     def __init__(
         self,
@@ -52,24 +52,24 @@ class Peer:
         self._url: str | None = None
         self._since = self._clock()
         self.life: str | None = None
-        """Another one after each of its starts; None before it was heard."""
+        """A new value after each start of the peer; None before its first heartbeat."""
 
     def heard(self, life: str, url: str) -> None:
-        """It lives, and is there."""
+        """Record a heartbeat and the peer's address."""
         self.life, self._url, self._since = life, url, self._clock()
 
     @property
     def silence(self) -> float:
-        """For how many seconds it has not been heard."""
+        """The seconds since the last heartbeat."""
         return self._clock() - self._since
 
     def forgive(self) -> None:
-        """Whoever listens was away itself: its silence begins now."""
+        """The orchestrator itself was stopped: count the silence from now."""
         self._since = self._clock()
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is dead, and was not only slow to start."""
+        """Whether the peer is dead, and not only slow to start."""
         return self.silence >= (self._dead if self.life is not None else max(self._dead, START))
 
     @property
@@ -82,9 +82,9 @@ class Peer:
         return "suspect" if self.silence >= self._suspect else "alive"
 
     def url(self) -> str:
-        """Where it is. Raises `Unavailable` before it was heard."""
+        """The peer's address. Raises `Unavailable` before its first heartbeat."""
         if self._url is None:
-            raise Unavailable(f"{self.name} has not been heard yet; is its process running?")
+            raise Unavailable(f"{self.name} has not sent a heartbeat yet; is its process running?")
         return self._url
 
 
@@ -103,19 +103,19 @@ class RemoteSite:
         self._there = remote(SitePort, self.peer.url, credential, SLOW, tls)
         self._status = SiteStatus()
         self._stuck: set[threading.Thread] = set()
-        """Calls whose answer nobody waits for any more."""
+        """Calls that were given up and may still run."""
         self.starting = threading.Lock()
-        """Held while it is decided whether an instance shall run there, and until it does or does not."""
+        """Held while the orchestrator decides whether an instance runs there, until that is carried out."""
 
     def heard(self, beat: SiteBeat) -> None:
-        """It lives, and this is how it is."""
+        """Record a heartbeat and the status in it."""
         self.peer.heard(beat.life, beat.url)
         self._status = beat.status
 
     def _ask(self, call: Callable[..., T], *values: Any) -> T:
-        """A call that is given up when the site is dead. Then it may have happened."""
+        """Make a call that is given up when the site is dead. It may have been executed then."""
         if self.peer.state == "dead":
-            raise Unavailable(f"site {self.peer.name} is dead: not heard for {self.peer.silence:.0f} s")
+            raise Unavailable(f"site {self.peer.name} is dead: no heartbeat for {self.peer.silence:.0f} s")
         return self._patiently(call, *values)
 
     def _patiently(self, call: Callable[..., T], *values: Any) -> T:
@@ -149,7 +149,7 @@ class RemoteSite:
             except Unavailable:
                 if self.peer.state != "dead":
                     raise
-                # Nobody is there, nor has been for long: nothing runs there.
+                # No process has been there for long: nothing runs there.
 
     def take(self, instance: str, origin: str) -> int:
         return self._ask(self._there.take, instance, origin)
@@ -187,7 +187,7 @@ class RemoteGateway:
         self._status = GatewayStatus()
 
     def heard(self, beat: GatewayBeat) -> None:
-        """It lives, and this is how it is."""
+        """Record a heartbeat and the status in it."""
         self.peer.heard(beat.life, beat.url)
         self._status = beat.status
 

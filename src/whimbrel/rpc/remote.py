@@ -3,10 +3,10 @@
     port.start("s-1", wait=False) ──POST /internal/start: a wire message──▶ site.start("s-1", wait=False)
                                   ◀──200: the answer, or 500: a `Fault`───
 
-Nothing is written twice: what a method takes and answers stands in its Protocol (ports.py), by whose types both sides
-check what they get. An error raised there is raised here, as the same type. These calls are between processes of one
-deployment, each of which has a credential (access.py); what users may ask for is another interface, with its own rules.
-A process that speaks TLS sends nothing to one that does not.
+Nothing is declared twice: arguments and answer of a method are typed in its Protocol (ports.py), and both sides
+validate messages by these types. An error raised there is raised here, as the same type. These calls are between
+processes of one deployment, each of which has a credential (access.py); users have a separate interface, with its own
+rules. A process that uses TLS sends nothing to one that does not.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ LOGGER = logging.getLogger("whimbrel.rpc")
 P = TypeVar("P")
 PATH = "/internal"
 LIMIT = 64 << 20
-"""Bytes of a message at most."""
+"""The most bytes of a message."""
 CONNECT = 2.0
-"""Seconds to find somebody there."""
+"""Seconds to connect."""
 PATIENCE = 10.0
 """Seconds to wait for an answer, unless a method takes longer."""
 
@@ -48,14 +48,14 @@ FAULTS = (httpx.codes.BAD_REQUEST, httpx.codes.FORBIDDEN, httpx.codes.INTERNAL_S
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An error on its way back: the name of its type, and what it says."""
+    """An error as an answer: the name of its type, and its message."""
 
     kind: str
     message: str
 
 
 class Method(NamedTuple):
-    """What a method takes, as a message, and what it answers."""
+    """The arguments of a method, as a message type, and the type of its answer."""
 
     call: type[msgspec.Struct]
     answer: Any
@@ -77,7 +77,7 @@ def methods(port: type) -> dict[str, Method]:
     return found
 
 
-# ── The side that asks ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── Client side ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def remote(
@@ -87,9 +87,9 @@ def remote(
     patience: Mapping[str, float] | None = None,
     tls: Tls | None = None,
 ) -> P:
-    """Somebody elsewhere who offers this port. `url` says where, at the moment of each call, or raises `Unavailable`.
+    """A client of an object that offers this port. `url` returns its address at each call, or raises `Unavailable`.
 
-    `patience`: by method, how many seconds its answer may take. `tls`: what to show, and whom to trust.
+    `patience`: by method, how many seconds its answer may take. `tls`: own certificate, and the trusted authority.
     """
     return cast(P, _Remote(methods(port), url, credential, patience or {}, tls))
 
@@ -104,7 +104,7 @@ class _Remote:
         tls: Tls | None,
     ) -> None:
         self._methods, self._url, self._patience, self._scheme = offered, url, patience, "https" if tls else "http"
-        # No proxies: whoever is asked is on this machine, or named by the user.
+        # No proxies: the server is on this machine, or named by the user.
         self._http = httpx.Client(auth=Bearer(credential), verify=tls.client() if tls else True, trust_env=False)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -119,10 +119,10 @@ class _Remote:
         url = self._url()
         if not url.startswith(f"{self._scheme}://"):
             raise Unavailable(
-                f"{url} does not speak TLS, and this process sends nothing in the clear: start that one with "
+                f"{url} does not use TLS, and this process sends nothing unencrypted: start that one with "
                 "--certificate, --key and --ca, too"
                 if self._scheme == "https"
-                else f"{url} speaks TLS: start this process with --certificate, --key and --ca, too"
+                else f"{url} uses TLS: start this process with --certificate, --key and --ca, too"
             )
         timeout = httpx.Timeout(self._patience.get(name, PATIENCE), connect=CONNECT)
         try:
@@ -137,19 +137,19 @@ class _Remote:
         if response.status_code in FAULTS:
             raise raised(wire.unpack(response.content, Fault))
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise Unavailable(f"{url} does not know the credential of this process; are both of one deployment?")
+            raise Unavailable(f"{url} does not accept the credential of this process; are both of one deployment?")
         raise Bug(f"{url} answered {name} with {response.status_code}: {response.text[:200]}")
 
 
 def raised(fault: Fault) -> WhimbrelError:
-    """An error as it was there, without what only its type knows."""
+    """The error of a fault, without attributes other than its message."""
     kind = getattr(errors, fault.kind, Bug)
     error: WhimbrelError = kind.__new__(kind)
     error.args = (fault.message,)
     return error
 
 
-# ── The side that answers ────────────────────────────────────────────────────────────────────────────────────────────
+# ── Server side ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 Check = Callable[[str, msgspec.Struct], None]
@@ -163,8 +163,8 @@ def offer(
     callers: Credential | Mapping[str, Credential],
     check: Check = lambda caller, call: None,
 ) -> None:
-    """Let others call an object's methods that are in a port: those who know the credential, or one of these, by the
-    names of their owners."""
+    """Offer an object's methods that are in a port to callers with the credential, or with one of several credentials,
+    by the names of their owners."""
     known = callers if isinstance(callers, Mapping) else {"": callers}
     for name, method in methods(port).items():
         endpoint = partial(_answer, getattr(target, name), method, known, check)
@@ -182,13 +182,13 @@ async def _answer(
         async for piece in request.stream():
             body += piece
             if len(body) > LIMIT:
-                return Response(f"a message has {LIMIT} bytes at most", 413)
-    except ClientDisconnect:  # half a message is none; nobody reads this
-        return Response("the message is not whole", 400)
+                return Response(f"a message may have at most {LIMIT} bytes", 413)
+    except ClientDisconnect:  # an incomplete message is dropped; no client reads this
+        return Response("the message is incomplete", 400)
     try:
         call = wire.unpack(body, method.call)
     except WhimbrelError as error:
-        return _fault(400, Refused(f"{method.call.__name__} cannot be called like that: {error}"))
+        return _fault(400, Refused(f"{method.call.__name__} was called with invalid arguments: {error}"))
     try:
         check(caller, call)
     except Refused as error:
@@ -198,15 +198,15 @@ async def _answer(
         return Response(wire.pack(answer), media_type="application/octet-stream")
     except WhimbrelError as error:
         return _fault(500, error)
-    except Exception as error:  # the other side must hear of it, whatever it is
+    except Exception as error:  # the caller must receive any error
         kept(LOGGER, f"the call {method.call.__name__} from {caller}", error)
         return _fault(500, Bug(f"{type(error).__name__}: {error}"))
 
 
 def _caller(callers: Mapping[str, Credential], given: str) -> str | None:
-    """The name of who knows this credential."""
+    """The name of the caller with this credential."""
     for name, credential in callers.items():
-        with suppress(Unavailable):  # nobody knows one that is not there
+        with suppress(Unavailable):  # a missing credential matches no caller
             if hmac.compare_digest(given.encode(), f"Bearer {value_of(credential)}".encode()):
                 return name
     return None
@@ -218,5 +218,5 @@ def _fault(status: int, error: WhimbrelError) -> Response:
 
 
 def bare(title: str) -> FastAPI:
-    """An app that says nothing about itself."""
+    """An app without any documentation pages."""
     return FastAPI(title=title, openapi_url=None, docs_url=None, redoc_url=None)

@@ -1,4 +1,4 @@
-"""Serves an ASGI application from a thread of this process: bound before it is started, gone when it is stopped."""
+"""Serves an ASGI application from a thread of this process: bound before `start`, closed after `stop`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from whimbrel.rpc.tls import Tls
 ASGI = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 GRACE = 5
-"""Seconds that calls under way get when the server stops."""
+"""Seconds that pending calls get when the server stops."""
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How the machine itself reaches what is bound to all its addresses."""
+"""The address by which the machine itself reaches a server bound to all its addresses."""
 
 
 class Server:
-    """An ASGI application on a port, 0 for any that is free. With `certificate` and `key`, PEM files, it speaks TLS;
-    with `ca` only to clients whose certificate that authority has signed."""
+    """An ASGI application on a port, 0 for any free one. With `certificate` and `key`, PEM files, it uses TLS; with
+    `ca` it accepts only clients whose certificate that authority has signed."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Server:
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            trusted = "" if ca is None else f", or {ca} none of an authority"
-            raise Refused(f"{certificate} and {key} are no certificate with its key{trusted}: {error}") from error
+            trusted = "" if ca is None else f", or {ca} is not a certificate of an authority"
+            raise Refused(f"{certificate} and {key} are not a certificate with its key{trusted}: {error}") from error
         self._socket = _bound(host, port)
         address = self._socket.getsockname()
         shown = WILDCARDS.get(host, host)
@@ -74,7 +74,7 @@ class Server:
 
     @classmethod
     def between(cls, app: ASGI, tls: Tls | None) -> Self:
-        """For other processes of the same deployment; with `tls`, only for those that have a certificate."""
+        """A server for other processes of the same deployment; with `tls`, only for those with a certificate."""
         return cls(app) if tls is None else cls(app, certificate=tls.certificate, key=tls.key, ca=tls.ca)
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class Server:
             runner.run(self._server.serve([self._socket]))
 
     def start(self, timeout: float = 30.0) -> Self:
-        """Begin to answer; returns when it does."""
+        """Start the server; returns when it accepts calls."""
         self._thread.start()
         waited = threading.Event()
         while not self._server.started and self._thread.is_alive() and timeout > 0:
@@ -94,7 +94,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End the calls under way and let go of the port."""
+        """End the pending calls and close the port."""
         self._stopping.set()
         self._server.should_exit = True
         if self._thread.is_alive():
@@ -112,13 +112,13 @@ class Server:
 
 def _bound(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise Refused(f"a port is a number from 0 to 65535, not {port}")
+        raise Refused(f"port must be 0 to 65535, got {port}")
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise Refused(f"{host!r} is no address of this machine: {error}") from error
+        raise Refused(f"{host!r} is not an address of this machine: {error}") from error
     bound = socket.socket(family, kind)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
 """TLS between the processes of a deployment: PEM files that the user gives to each of them.
 
-Both sides show their certificate, and both check it: it is signed by the authority, and the server's is made out to the
-host that was called. So whoever has a credential but no certificate does not even get to show it.
+Both sides present their certificate, and both verify it: the authority has signed it, and the server's is issued for
+the host that was called. So a client with a credential but no certificate cannot even send the credential.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Tls(NamedTuple):
     ca: Path
 
     def client(self) -> ssl.SSLContext:
-        """What a client needs."""
+        """The TLS context of a client."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except (OSError, ssl.SSLError) as error:
-            raise Refused(f"{self.ca} holds no certificate of an authority: {error}") from error
+            raise Refused(f"{self.ca} is not a certificate of an authority: {error}") from error
         try:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
-            raise Refused(f"{self.certificate} and {self.key} are no certificate with its key: {error}") from error
+            raise Refused(f"{self.certificate} and {self.key} are not a certificate with its key: {error}") from error
         return context
 
 
 def tls_of(certificate: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
-    """What a user has given: all three, or none."""
+    """The files that a user has given. Raises unless there are all three, or none."""
     if certificate is None and key is None and ca is None:
         return None
     if certificate is None or key is None or ca is None:
