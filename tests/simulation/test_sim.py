@@ -137,5 +137,5 @@ def test_a_world_that_crashes_is_a_violation(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_world_that_does_not_come_to_rest_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World.run, "__defaults__", (50,))
-    with pytest.raises(Violation, match="crashed: Stuck: not quiet after 50 steps"):
+    with pytest.raises(Violation, match="settled: not quiet after 50 steps"):
         run_seed("live", 0)
