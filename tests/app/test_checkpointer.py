@@ -28,7 +28,8 @@ from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Kind, Message, Move, Outgoing, Record, RestoreOptions, Said, Unreadable
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Kind, Message, Move, Outgoing, Record, Said, Unreadable
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_messages
 from whimbrel.log.folder import Logs

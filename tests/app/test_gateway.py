@@ -20,7 +20,8 @@ from tests.app.failing import Died, FailingLog, Fuse
 from whimbrel.core import wire
 from whimbrel.core.errors import Bug, Corrupt, Stop, Trimmed, Unavailable
 from whimbrel.core.keys import BINS, EVERY_BIN, Selection, bin_of
-from whimbrel.core.record import Checkpointed, HandoverOptions, Kind, Move, Record, RestoreOptions
+from whimbrel.core.options import HandoverOptions, RestoreOptions
+from whimbrel.core.record import Checkpointed, Kind, Move, Record
 from whimbrel.core.router import UNOWNED, Abort, Begin, Command, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema

@@ -13,19 +13,8 @@ from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import (
-    Checkpointed,
-    Closed,
-    Move,
-    Notice,
-    Opened,
-    Outgoing,
-    Parked,
-    Ready,
-    RestoreOptions,
-    Result,
-    Said,
-)
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Checkpointed, Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said
 from whimbrel.egress.outlet import Word
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit

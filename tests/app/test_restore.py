@@ -24,19 +24,9 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Corrupt, Refused, Retry, Stop, Unavailable
 from whimbrel.core.increments import Version
 from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.options import RestoreOptions
 from whimbrel.core.protocols.machine import Abandoned, Loaded, Migration
-from whimbrel.core.record import (
-    Aborted,
-    Evicted,
-    KeyState,
-    Kind,
-    Move,
-    Opened,
-    Parcel,
-    Ready,
-    RestoreOptions,
-    Unreadable,
-)
+from whimbrel.core.record import Aborted, Evicted, KeyState, Kind, Move, Opened, Parcel, Ready, Unreadable
 from whimbrel.core.router import UNOWNED, Restore, Router, RouteTable
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import parse_schema

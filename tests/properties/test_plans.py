@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.core.keys import Selection, bin_of
+from whimbrel.core.options import HandoverOptions
 from whimbrel.core.protocols.fluid import PLANS, STEP, Pair, Plan, matched, scheduled
 from whimbrel.core.protocols.machine import ORDERED, Migration
-from whimbrel.core.record import HandoverOptions, Move
+from whimbrel.core.record import Move
 
 # Two keys of one bin, and two alone in theirs; beside them one key of each of those bins that nobody ever names.
 NAMED = ("k0", "k673", "a", "sensor-1")

@@ -13,9 +13,10 @@ from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of, selection_of
+from whimbrel.core.options import FetchOptions, HandoverOptions, PushOptions
 from whimbrel.core.protocols.fluid import PLANS, STEP, Plan, matched, scheduled
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Ordered
-from whimbrel.core.record import Aborted, FetchOptions, HandoverOptions, Left, Move, Opened, PushOptions, Ready
+from whimbrel.core.record import Aborted, Left, Move, Opened, Ready
 from whimbrel.core.router import Abort, Begin, Cutover, RouteTable
 
 SITES = {"a": "cloud", "b": "edge", "c": "edge"}

@@ -11,6 +11,7 @@ import pytest
 from whimbrel.core import wire
 from whimbrel.core.errors import Bug, UnknownEvent, UnknownName
 from whimbrel.core.keys import selection_of
+from whimbrel.core.options import Options, ReplicateOptions
 from whimbrel.core.protocols import PROTOCOLS, machine, protocol_named
 from whimbrel.core.protocols.machine import (
     ABORTED,
@@ -38,20 +39,7 @@ from whimbrel.core.protocols.machine import (
     Takeover,
     stay,
 )
-from whimbrel.core.record import (
-    Aborted,
-    Evicted,
-    Kind,
-    Left,
-    Move,
-    Opened,
-    Options,
-    Ready,
-    Rejected,
-    ReplicateOptions,
-    Unreadable,
-    Warm,
-)
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Unreadable, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 MOVE = Move("m1", "stage", "live", "a", "b", selection_of(["k"]), 1, frozenset({"r"}))

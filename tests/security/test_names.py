@@ -15,7 +15,8 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Refused
 from whimbrel.core.keys import Selection
 from whimbrel.core.names import check_name
-from whimbrel.core.record import Move, RestoreOptions
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Move
 from whimbrel.core.router import Begin
 from whimbrel.deploy.deployment import Deployment
 from whimbrel.deploy.orchestrator import OrchestratorProcess

@@ -9,21 +9,18 @@ from whimbrel.core import operator, wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of
 from whimbrel.core.operator import Context, Emit
+from whimbrel.core.options import FetchOptions, HandoverOptions, PushOptions, ReplicateOptions
 from whimbrel.core.record import (
     Barrier,
     Emissions,
     Fetch,
-    FetchOptions,
-    HandoverOptions,
     KeyState,
     Kind,
     Message,
     Move,
     Parcel,
     Passed,
-    PushOptions,
     Record,
-    ReplicateOptions,
     Shipped,
     Tick,
     marker,

@@ -8,7 +8,8 @@ import pytest
 
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection, bin_of, selection_of
-from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Opened, Parked, RestoreOptions, Result
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Opened, Parked, Result
 
 K = selection_of(["k"])
 

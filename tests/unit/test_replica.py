@@ -6,7 +6,8 @@ from tests.unit.records import data, delivered, mark, move, notices, part, reloa
 from whimbrel.core import wire
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Emissions, Kind, Message, Move, Parcel, Passed, Record, RestoreOptions
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Emissions, Kind, Message, Move, Parcel, Passed, Record
 
 COPY = switching("k", "j", order="replica")
 BEGIN, CUTOVER = Kind.BEGIN, Kind.CUTOVER

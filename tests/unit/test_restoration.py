@@ -26,7 +26,8 @@ from tests.unit.records import (
 from whimbrel.core import wire
 from whimbrel.core.increments import Version, VersionChunk
 from whimbrel.core.keys import bin_of
-from whimbrel.core.record import Kind, Message, Move, Parcel, Record, RestoreOptions
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Kind, Message, Move, Parcel, Record
 from whimbrel.core.restoration import loads
 
 

@@ -8,7 +8,8 @@ import pytest
 from tests.unit.records import data, move, switching
 from whimbrel.core import wire
 from whimbrel.core.keys import EVERY_BIN, Selection, bin_of, selection_of
-from whimbrel.core.record import Barrier, Kind, Move, Record, RestoreOptions
+from whimbrel.core.options import RestoreOptions
+from whimbrel.core.record import Barrier, Kind, Move, Record
 from whimbrel.core.router import UNOWNED, Abort, Begin, Command, Cutover, Fence, Restore, Routed, Router, RouteTable
 
 LIVE = move("k")

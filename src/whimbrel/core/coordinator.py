@@ -13,6 +13,7 @@ import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import Selection
+from whimbrel.core.options import RestartOptions, RestoreOptions
 from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
 from whimbrel.core.protocols.fluid import FLUID, scheduled
 from whimbrel.core.protocols.fluid import STEP as FLUID_STEP
@@ -28,7 +29,7 @@ from whimbrel.core.protocols.machine import (
     Protocol,
 )
 from whimbrel.core.protocols.restore import RESTORE
-from whimbrel.core.record import Aborted, Evicted, Move, RestartOptions, RestoreOptions
+from whimbrel.core.record import Aborted, Evicted, Move
 from whimbrel.core.retired import Retired
 from whimbrel.core.router import RouteTable
 

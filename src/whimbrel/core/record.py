@@ -8,11 +8,19 @@ Parcels and related messages travel in the inbox's control lane, which an instan
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from whimbrel.core.keys import EVERY_BIN, Selection
+from whimbrel.core.options import (
+    HandoverOptions,
+    Options,
+    PushOptions,
+    RestartOptions,
+    RestoreOptions,
+    SwitchOptions,
+)
 
 
 class Kind(IntEnum):
@@ -79,55 +87,6 @@ class Record(NamedTuple):
     ingress_us: int
     body: Any
     """Data: the event. All other kinds: the bytes of one of the messages below."""
-
-
-class HandoverOptions(msgspec.Struct, frozen=True, tag=True):
-    """`live`, `pause` and `fluid`: CUTOVER hands the keys over."""
-
-    hold: bool = False
-    """Whether the routers hold the records from BEGIN until CUTOVER. If not, records go to both instances."""
-
-
-class PushOptions(msgspec.Struct, frozen=True, tag=True):
-    """`push`: records go to the destination at once, and the source chooses which keys leave first."""
-
-    order: Literal["arrival", "key"] = "arrival"
-    """In the order in which records need the keys, or sorted by key."""
-
-
-class FetchOptions(msgspec.Struct, frozen=True, tag=True):
-    """`fetch`: records go to the destination at once, and it requests the keys it needs."""
-
-    split: int = 32
-    """Number of units per bin."""
-    step: int = 16
-    """Number of bins that the destination requests at a time, in addition to the units it needs."""
-
-
-class ReplicateOptions(msgspec.Struct, frozen=True, tag=True):
-    """`replicate`: a standby holds copies; at its takeover, records go to it at once."""
-
-    interval: int = 1
-    """Number of batches after which the source sends the changed keys to the standby."""
-    standby: bool = False
-    """Whether a warm standby waits for the order to take over."""
-
-
-class RestartOptions(msgspec.Struct, frozen=True, tag=True):
-    """`restart`: the whole instance moves to another site, and no route changes."""
-
-
-class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
-    """`restore`: the source is lost; the routers replay their logs to the destination."""
-
-    ends: frozenset[str] = frozenset()
-    """Migrations that the restoration ends."""
-    parties: frozenset[str] = frozenset()
-    """Instances that must discard the restored keys: the lost instance, and the other ends of those migrations."""
-
-
-SwitchOptions = PushOptions | FetchOptions | ReplicateOptions
-Options = HandoverOptions | SwitchOptions | RestartOptions | RestoreOptions
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from whimbrel.core.arrival import Receiver
+from whimbrel.core.options import ReplicateOptions
 from whimbrel.core.parcels import Parcels
-from whimbrel.core.record import Aborted, Emissions, Kind, Move, Parcel, ReplicateOptions, Shipped, Warm
+from whimbrel.core.record import Aborted, Emissions, Kind, Move, Parcel, Shipped, Warm
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance

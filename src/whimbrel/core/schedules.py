@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from whimbrel.core.errors import Bug
-from whimbrel.core.record import FetchOptions, Move, PushOptions, ReplicateOptions
+from whimbrel.core.options import FetchOptions, PushOptions, ReplicateOptions
+from whimbrel.core.record import Move
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance

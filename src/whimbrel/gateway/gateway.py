@@ -89,9 +89,8 @@ class Gateway:
         self._known, self._wall_clock = known, wall_clock
         self.keys: dict[str, None] = {}
         """All keys seen, in the order of their first records."""
-        self._inbox_of, self._clock_us = inbox_of, clock_us
+        self._inbox_of, self._clock_us, self._codec = inbox_of, clock_us, encoding
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
-        self._codec = encoding
         self._lock = threading.RLock()
         self._ingress = IngressWriter(router.name, ingress, encoding)
         self._routed = 0
@@ -195,8 +194,7 @@ class Gateway:
         with self._lock:
             assert self._horizon is not None, "there is a store"
             if not self._unsure:
-                routed = self._routed * ROWS
-                self._horizon.advance(self.router.owners(), self.router.gained, routed)
+                self._horizon.advance(self.router.owners(), self.router.gained, self._routed * ROWS)
             return self._horizon.horizon
 
     @property

@@ -22,7 +22,7 @@ On failure   as for `push`: requests and parcels stay in the inboxes until their
 
 from __future__ import annotations
 
+from whimbrel.core.options import FetchOptions
 from whimbrel.core.protocols.switching import switching
-from whimbrel.core.record import FetchOptions
 
 FETCH = switching("fetch", moving="fetching", settling="settling", options=FetchOptions())

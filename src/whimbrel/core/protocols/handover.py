@@ -9,6 +9,7 @@ will drop the keys. Everything before can be undone, because until then the sour
 
 from __future__ import annotations
 
+from whimbrel.core.options import HandoverOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -26,7 +27,7 @@ from whimbrel.core.protocols.machine import (
     late,
     undone,
 )
-from whimbrel.core.record import Aborted, HandoverOptions, Left, Opened, Ready, Rejected
+from whimbrel.core.record import Aborted, Left, Opened, Ready, Rejected
 from whimbrel.core.router import Abort, Begin
 
 

@@ -19,21 +19,8 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import UnknownEvent
-from whimbrel.core.record import (
-    Aborted,
-    Evicted,
-    HandoverOptions,
-    Kind,
-    Left,
-    Move,
-    Opened,
-    Options,
-    Ready,
-    Rejected,
-    Report,
-    Unreadable,
-    Warm,
-)
+from whimbrel.core.options import HandoverOptions, Options
+from whimbrel.core.record import Aborted, Evicted, Kind, Left, Move, Opened, Ready, Rejected, Report, Unreadable, Warm
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 
 ORDERED, STANDBY, DONE, ABORTED = "ordered", "standby", "done", "aborted"

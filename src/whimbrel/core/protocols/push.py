@@ -25,7 +25,7 @@ On failure   source or destination: its inbox retains all records, and it contin
 
 from __future__ import annotations
 
+from whimbrel.core.options import PushOptions
 from whimbrel.core.protocols.switching import switching
-from whimbrel.core.record import PushOptions
 
 PUSH = switching("push", moving="pushing", settling="settling", options=PushOptions())

@@ -22,6 +22,7 @@ On failure   as for `push`. The standby continues from its checkpoint, with its 
 
 from __future__ import annotations
 
+from whimbrel.core.options import ReplicateOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -44,7 +45,7 @@ from whimbrel.core.protocols.machine import (
     undone,
 )
 from whimbrel.core.protocols.switching import announce, switch
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, ReplicateOptions, Warm
+from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, Warm
 
 COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
 

@@ -22,6 +22,7 @@ On failure   the origin: its checkpoint is copied from its disk all the same. Th
 
 from __future__ import annotations
 
+from whimbrel.core.options import RestartOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -43,7 +44,6 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
-from whimbrel.core.record import RestartOptions
 
 STOPPING, COPYING, STARTING, RETURNING = "stopping", "copying", "starting", "returning"
 

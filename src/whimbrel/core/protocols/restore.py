@@ -34,6 +34,7 @@ On failure   The lost instance comes back: the gate refuses its output, and it d
 
 from __future__ import annotations
 
+from whimbrel.core.options import RestoreOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -52,7 +53,7 @@ from whimbrel.core.protocols.machine import (
     abandon_unbegun,
     late,
 )
-from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected, RestoreOptions, Unreadable
+from whimbrel.core.record import Aborted, Evicted, Kind, Opened, Ready, Rejected, Unreadable
 from whimbrel.core.router import Fence, Restore
 
 FENCING, LOADING, REPLAYING = "fencing", "loading", "replaying"

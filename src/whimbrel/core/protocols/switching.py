@@ -9,6 +9,7 @@ route here: it marks the end of the move for both instances.
 
 from __future__ import annotations
 
+from whimbrel.core.options import SwitchOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -27,7 +28,7 @@ from whimbrel.core.protocols.machine import (
     hold_up,
     late,
 )
-from whimbrel.core.record import Kind, Left, Opened, Ready, Rejected, SwitchOptions
+from whimbrel.core.record import Kind, Left, Opened, Ready, Rejected
 from whimbrel.core.router import Begin
 
 
