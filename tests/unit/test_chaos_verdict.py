@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from whimbrel.core.errors import BadRecord
@@ -215,7 +216,9 @@ def test_results_flow_again_when_one_comes_of_a_row_that_was_emitted_behind_the_
     assert recovery(struck(SOURCE, at, frozenset("a")), run)["ms"] == 6_000
     assert recovery(struck(GATEWAY, at, frozenset("b")), run)["ms"] == 2_000
     assert recovery(struck(GATEWAY, at, frozenset("ab")), run)["ms"] == 4_000, "the median"
-    assert recovery(struck(SOURCE, at), run) == {"ms": 9_000, "flow_ms": None, "back_ms": 9_000}
+    assert recovery(struck(SOURCE, at), run) == {"ms": 9_000, "after_ms": 9_000, "flow_ms": None, "back_ms": 9_000}
+    lasting = msgspec.structs.replace(struck(SOURCE, at, frozenset("a")), seconds=4.0)
+    assert recovery(lasting, run)["after_ms"] == 2_000, "without the time that the fault itself lasted"
     assert recovery(struck(ORCHESTRATOR, at, frozenset("ab")), run)["ms"] == 9_000, "it holds no result up"
     assert [release.latency_us for release in run.releases(LEDGER)][:2] == [2 * SECOND, 3 * SECOND // 2]
 

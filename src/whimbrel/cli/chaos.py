@@ -83,7 +83,11 @@ def chaos(
     console.print("dead letters: " + ", ".join(f"{name} {count}" for name, count in letters.items()))
     recovered = [one["ms"] for one in figures["recoveries"] if one["ms"] is not None]
     if recovered:
-        console.print(f"median recovery: {median(recovered) / 1000:.1f} s, of {len(recovered)} faults")
+        after = [one["after_ms"] for one in figures["recoveries"] if one["after_ms"] is not None]
+        console.print(
+            f"median recovery: {median(recovered) / 1000:.1f} s after a fault began, "
+            f"{median(after) / 1000:.1f} s after it ended, of {len(recovered)} faults"
+        )
     console.print(f"picture: {figures['picture']}\nreport:  {out / 'report.json'}")
     if not figures["held"]:
         for line in figures["broken"]:

@@ -178,7 +178,8 @@ def phase_at(migration: Migration, at_us: int) -> str:
 def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
     """Milliseconds until half of the stricken keys had a result again whose row was emitted behind the fault
     (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is
-    the first, or the second if the fault holds no results up."""
+    the first, or the second if the fault holds no results up; `after_ms` is the same without the time that the fault
+    itself lasted."""
     first: dict[str, int] = {}
     for line in run.lines_behind(run.row_at(struck.at_us)):
         if len(first) == len(struck.keys):
@@ -189,7 +190,9 @@ def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
                     first[key] = righted(line["_released_us"], run.begun_us)
     flow = round((median(first.values()) - struck.at_us) / 1000, 1) if first else None
     is_held_up = bool(struck.keys) and struck.role != ORCHESTRATOR
-    return {"ms": flow if is_held_up else struck.back_ms, "flow_ms": flow, "back_ms": struck.back_ms}
+    ms = flow if is_held_up else struck.back_ms
+    after = None if ms is None else round(max(ms - struck.seconds * 1000, 0.0), 1)
+    return {"ms": ms, "after_ms": after, "flow_ms": flow, "back_ms": struck.back_ms}
 
 
 def _told(struck: Struck, migrations: Sequence[Migration], zero_us: int) -> dict[str, Any]:
