@@ -3,9 +3,9 @@
     python scripts/diagrams.py            print the diagrams
     python scripts/diagrams.py --write    put them into the pages
 
-A table says which rule answers an event in a phase; where the rule leads to is known only by asking it. So a small
-migration, one part at either end, is told every event in every situation it can get into, and what comes out is drawn.
-Events that change nothing are left out: there are many, and they say only that an event may come twice or late.
+A table gives the rule for an event in a phase; the next phase is known only by running the rule. So the script applies
+every event to a small migration, one part at either end, in every state it can reach, and draws the result. Events that
+change nothing are left out: there are many, and they show only that an event may be duplicated or late.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Arrow(NamedTuple):
 
 
 def fresh(protocol: Protocol) -> Migration:
-    """A migration that nothing has happened to yet."""
+    """A migration before its first event."""
     move = Move(
         "m1", "stage", protocol.name, "source", "destination", KEYS, 1, frozenset({"gateway"}), protocol.options
     )
@@ -82,7 +82,7 @@ def fresh(protocol: Protocol) -> Migration:
 
 
 def explore(protocol: Protocol) -> Iterator[tuple[Arrow, tuple[str, ...]]]:
-    """Every step the protocol can take, and the commands it answers with."""
+    """Every step the protocol can take, and the commands it returns."""
     todo, seen = [wire.pack(fresh(protocol))], set[bytes]()
     while todo:
         blob = todo.pop(0)
@@ -120,7 +120,7 @@ def diagram(protocol: Protocol) -> str:
 
 
 def label(given: set[tuple[str, ...]]) -> str:
-    """The commands of a step; in brackets if it depends on what came before whether they are given."""
+    """The commands of a step; in brackets those that are returned only after certain earlier events."""
     always = set.intersection(*map(set, given))
     names = sorted({name for commands in given for name in commands})
     said = ", ".join(name if name in always else f"[{name}]" for name in names)
@@ -128,8 +128,8 @@ def label(given: set[tuple[str, ...]]) -> str:
 
 
 def again(protocol: Protocol) -> str:
-    """What a restarted orchestrator says again in each phase, as a table."""
-    lines = ["| phase | said again after a crash of the orchestrator |", "|---|---|"]
+    """The commands that a restarted orchestrator repeats in each phase, as a table."""
+    lines = ["| phase | repeated after an orchestrator restart |", "|---|---|"]
     for phase in dict.fromkeys(phase for phase, _ in protocol.table):
         migration = fresh(protocol)
         migration.phase = phase
@@ -141,12 +141,12 @@ def again(protocol: Protocol) -> str:
 
 
 def section(protocol: Protocol) -> str:
-    """What stands between the two marks of a protocol's page."""
+    """The text between the two marks of a protocol's page."""
     return f"{BEGIN}\n```mermaid\n{diagram(protocol)}\n```\n\n{again(protocol)}\n{END}"
 
 
 def page(protocol: Protocol) -> str:
-    """The protocol's page as it should be."""
+    """The protocol's page with its section updated."""
     text = (PAGES / f"{protocol.name}.md").read_text(encoding="utf-8")
     return f"{text.split(BEGIN)[0]}{section(protocol)}{text.split(END)[-1]}"
 

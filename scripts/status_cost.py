@@ -1,9 +1,9 @@
-"""Measure what `StageControl.counts` costs, which every `status()` asks for each stage, by the number of keys.
+"""Measure the cost of `StageControl.counts`, which every `status()` calls for each stage, by the number of keys.
 
     python scripts/status_cost.py
 
 Prints milliseconds: of the first call after a start, which reads all keys from the log; of the next ones (median); of
-one behind new keys; and of one behind a move. Half of the bins are at another instance, and 100 keys are routed singly.
+one after new keys; and of one after a move. Half of the bins are at another instance, and 100 keys have single routes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENTRY = 5_000
 
 
 def made(count: int) -> tuple[StageControl, MemoryLog]:
-    """A stage with so many keys."""
+    """A stage with `count` keys."""
     log, table = MemoryLog(), RouteTable("s-1")
     table.owners.put(selection_of(bins=range(512)), "s-2")
     table.owners.put(selection_of([f"key-{number}" for number in range(100)]), "s-3")
@@ -38,7 +38,7 @@ def made(count: int) -> tuple[StageControl, MemoryLog]:
 
 
 def write(log: MemoryLog, keys: list[str]) -> None:
-    """Keys that have come for the first time."""
+    """Append new keys to the log."""
     log.append(wire.pack(keys), count=len(keys), writer="gateway", counter=log.tail())
 
 

@@ -461,13 +461,13 @@ def test_a_store_that_is_not_mounted_is_no_store_that_has_nothing(house: House, 
     house.send(a=10)
     house.order()
     house.hand.batch()
-    until(lambda: "it is away or not mounted" in (house.store.error or ""), "it is noticed")
+    until(lambda: "it is unavailable or not mounted" in (house.store.error or ""), "it is noticed")
     assert (house.store.horizon, house.store.checkpoint) == (horizon, 1)
     move = Move(
         "m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({house.flow.gateway.name}), RestoreOptions()
     )
     assert house.flow.restoring is not None
-    with pytest.raises(Unavailable, match="it is away or not mounted"):
+    with pytest.raises(Unavailable, match="it is unavailable or not mounted"):
         house.flow.restoring.load(move, None)
     shutil.rmtree(store, ignore_errors=True)
     (house.folder / "elsewhere").rename(store)
@@ -567,6 +567,6 @@ def test_without_a_store_there_is_nothing_of_it(house: House) -> None:
 def test_a_store_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(Refused, match="save_every must be > 0 s, got 0"):
         gateway_role.store_at("memory://x", 0.0)
-    with pytest.raises(Refused, match="no address of a store"):
+    with pytest.raises(Refused, match="not a store address"):
         gateway_role.store_at("ftp://x", 5.0)
     assert gateway_role.store_at(None, 0.0) is None

@@ -262,7 +262,7 @@ def test_what_moves_to_a_site_that_died_is_called_off_and_status_says_so(house: 
 
     until(is_over, "the move is called off")
     migration = orchestrator.control.orchestrator.migration("count", id)
-    assert str(migration.reason).startswith("site edge-1 is dead: not heard for")
+    assert str(migration.reason).startswith("site edge-1 is dead: no heartbeat for")
     status = orchestrator.control.status()
     assert status["processes"]["edge-1"]["state"] == "dead"
     assert status["processes"]["cloud"]["state"] == "alive"

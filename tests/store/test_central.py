@@ -166,7 +166,7 @@ def test_retention_by_number_and_by_time() -> None:
     assert (numbers(store), store.kept("s")) == ([5, 6], 5)
     store.compact("s", Retention(checkpoints=9, seconds=1), 10**12)
     assert numbers(store) == [5, 6]
-    with pytest.raises(Refused, match="keep one at least"):
+    with pytest.raises(Refused, match="at least 1 checkpoint"):
         store.compact("s", Retention(checkpoints=0), 0)
 
 

@@ -69,7 +69,7 @@ def test_an_empty_store_is_said_to_be_empty(tmp_path: Path) -> None:
 def test_what_is_not_there_is_answered_with_what_is(store: Path) -> None:
     with pytest.raises(UnknownName, match="unknown stage 'nobody'; there is: average, total"):
         run(str(store), "--stage", "nobody")
-    with pytest.raises(Refused, match="no address of a store"):
+    with pytest.raises(Refused, match="not a store address"):
         run("gopher://store")
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: versions of keys in a central store, where every site finds them when another is no more."""
+"""Checkpoints: versions of keys in a central store, where every site can read them after another site is lost."""

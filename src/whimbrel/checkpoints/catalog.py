@@ -1,6 +1,6 @@
-"""One stage's objects as a reader finds them: which there are, and what each index says.
+"""One stage's objects, for readers: which ones exist, and the content of their indexes.
 
-What a compaction takes away while it is being read is `Gone`: begin again, and something in its place will be there.
+If a compaction deletes an object while it is being read, `Gone` is raised: start again, and its replacement exists.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Gone(Corrupt):
-    """An object that must be there and is not: a compaction has just taken it away, or it is lost."""
+    """A required object does not exist: a compaction has just deleted it, or it is lost."""
 
 
 class Sources(NamedTuple):
-    """Where versions are to be looked for: a base, and increments that it does not have."""
+    """The objects to search for versions: a base, and the increments that it does not contain."""
 
     base: Base | None
     increments: list[IncrementId]
 
 
 class Piece(NamedTuple):
-    """A segment, and what its index says of it."""
+    """A segment, and its entries in the index."""
 
     name: str
     entries: list[IndexEntry]
@@ -53,31 +53,32 @@ class Catalog:
         """The names of all objects of one kind."""
         return self.objects.names(names.folder(self.stage, kind))
 
-    # ── What there is ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Which objects exist ──────────────────────────────────────────────────────────────────────────────────────
 
     def increments(self) -> list[IncrementId]:
-        """Every increment that has a manifest, each part's in order."""
+        """Every increment that has a manifest, in order within each part."""
         return [saved for saved in map(names.increment_of, self.names("manifests")) if saved]
 
     def moments(self) -> list[int]:
-        """The checkpoints there are, oldest first."""
+        """The numbers of all checkpoints, oldest first."""
         return [number for number in map(names.number_of, self.names("checkpoints")) if number is not None]
 
     def bases(self) -> list[int]:
-        """The checkpoints that have been compacted, oldest first."""
+        """The numbers of the checkpoints that were compacted into a base, oldest first."""
         return [number for number in map(names.number_of, self.names("bases")) if number is not None]
 
     def sources(self, upto: Moment | None = None) -> Sources:
-        """Where the newest versions are to be found, or the newest as of a checkpoint: the first of the ways there."""
+        """The sources of the newest versions, or of the newest as of a checkpoint: the first of `ways`."""
         return next(self.ways(upto))
 
     def ways(self, upto: Moment | None = None) -> Iterator[Sources]:
-        """Each way to the newest versions, or the newest as of a checkpoint: the newest base and the increments since,
-        then the base that it was made from and the increments since that. All lead to the same; one may be damaged.
+        """All sources of the newest versions, or of the newest as of a checkpoint: the newest base and the increments
+        since, then the base that it was made from and the increments since that. All have the same versions; some may
+        be damaged.
 
-        Raises the damage of an index if there is no way at all.
+        Raises the error of a damaged index if there are no sources at all.
         """
-        increments = self.increments()  # before the bases: what is compacted between the two is then in a base for sure
+        increments = self.increments()  # before the bases: an increment compacted between the two calls is in a base
         known = self.bases()
         damage: Corrupt | NewerFormat | None = None
         found: list[Base | None] = []
@@ -94,16 +95,16 @@ class Catalog:
             yield Sources(base, [one for one in increments if _is_between(one, base, upto)])
 
     def _is_first(self, number: int, found: list[Base | None]) -> bool:
-        """Whether the only base there is was made of increments alone: then these are all there still. If its index
-        cannot be read, by that nothing of another base is there."""
+        """Whether the only base was made of increments alone: then all of these still exist. If its index cannot be
+        read: whether there are no segments of another base."""
         if found and found[0] is not None:
             return found[0].source is None
         return all(names.number_of(name) == number for name in self.names("base-segments"))
 
-    # ── What each says ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── Their content ────────────────────────────────────────────────────────────────────────────────────────────
 
     def manifests(self, increments: Sequence[IncrementId]) -> Iterator[tuple[IncrementId, Manifest]]:
-        """The indexes of increments, in their order."""
+        """The manifests of increments, in the given order."""
         for start in range(0, len(increments), TOGETHER):
             some = increments[start : start + TOGETHER]
             called = [names.manifest(self.stage, saved) for saved in some]
@@ -114,7 +115,7 @@ class Catalog:
                 yield saved, manifest
 
     def moment(self, number: int) -> Moment:
-        """A checkpoint. Raises `UnknownName` if there is none of this number."""
+        """A checkpoint. Raises `UnknownName` if there is none with this number."""
         name = names.moment(self.stage, number)
         try:
             moment = self._open(name, Moment)
@@ -125,7 +126,7 @@ class Catalog:
         return moment
 
     def readable(self) -> list[Moment]:
-        """The checkpoints that can be read, oldest first. Nobody can go back to another: it counts for nothing."""
+        """The checkpoints that can be read, oldest first. Others are ignored: they cannot be restored."""
         found = []
         for number in self.moments():
             with suppress(Corrupt, UnknownName):
@@ -140,7 +141,7 @@ class Catalog:
         return None
 
     def reach(self) -> Reach:
-        """Up to where increments have been counted: those that are compacted are known from here only."""
+        """The increments that the newest checkpoint or base covers: compacted ones are recorded nowhere else."""
         last = self.newest() or self.sources().base
         return last.upto if last else {}
 
@@ -153,7 +154,7 @@ class Catalog:
         return base
 
     def pieces(self, sources: Sources) -> Iterator[Piece]:
-        """All segments of the sources, with what stands in them."""
+        """All segments of the sources, with their index entries."""
         if sources.base is not None:
             for piece, index in enumerate(sources.base.segments):
                 yield Piece(names.base_segment(self.stage, sources.base.number, piece), index)
@@ -162,7 +163,7 @@ class Catalog:
                 yield Piece(names.segment(self.stage, saved, piece), index)
 
     def versions(self, piece: Piece, chosen: Mapping[str, IndexEntry]) -> Iterator[Version]:
-        """What lies in a segment, if it is what its index says: the versions that have these index."""
+        """The versions of the chosen index entries. Raises `Corrupt` if the segment does not match its index."""
         versions = fitting(self._open(piece.name, Segment), piece.name, piece.entries)
         return (
             version for version, entry in zip(versions, piece.entries, strict=True) if chosen.get(entry.key) is entry
@@ -173,7 +174,7 @@ class Catalog:
 
 
 def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, dict[str, IndexEntry]]]:
-    """The pieces in which selected keys have their newest version, each with the index of these."""
+    """The pieces with the newest versions of selected keys, each with the index entries of these."""
     found: dict[str, tuple[IndexEntry, Piece]] = {}
     for piece in pieces:
         for entry in piece.entries:
@@ -186,10 +187,10 @@ def chosen(pieces: Iterable[Piece], selection: Selection) -> list[tuple[Piece, d
 
 
 class Newest:
-    """The newest version of each selected key, as of a checkpoint or of now; each once, however often it is begun.
+    """The newest version of each selected key, as of a checkpoint or of now; each once, even if iterated again.
 
-    What lies in a damaged piece is looked for on the other ways (`Catalog.ways`). `lost` has, when it is exhausted,
-    what is found on none: by key, why.
+    Versions in a damaged piece are searched in the other sources (`Catalog.ways`). After the iteration `lost` contains
+    the keys whose version is in none of them, with the reason.
     """
 
     def __init__(self, catalog: Catalog, selection: Selection, upto: Moment | None) -> None:
@@ -197,14 +198,14 @@ class Newest:
         self._done: set[str] = set()
         self.lost: dict[str, Corrupt | NewerFormat] = {}
         self.base: Base | None = None
-        """The base of the way on which everything was there."""
+        """The base of the sources that were complete."""
 
     def __iter__(self) -> Iterator[Version]:
         damage: Corrupt | NewerFormat | None = None
         for way in self._catalog.ways(self._upto):
             try:
                 pieces = chosen(self._catalog.pieces(way), self._selection)
-            except (Corrupt, NewerFormat) as error:  # an index, which all ways may need
+            except (Corrupt, NewerFormat) as error:  # of an index, which all sources may need
                 damage = error
                 continue
             self.lost, self.base = {}, way.base
@@ -228,7 +229,7 @@ class Newest:
         yield from versions
 
     def check(self) -> None:
-        """Raise if something is lost: what, and where it was."""
+        """Raise if versions are lost, with their keys and bins."""
         if not self.lost:
             return
         errors = list(self.lost.values())
@@ -245,14 +246,14 @@ def _some(things: Sequence[object], most: int = 10) -> str:
 
 
 def listed(catalog: Catalog) -> list[Checkpoint]:
-    """All checkpoints, oldest first. What each holds is counted along the way: its indexes are read once."""
+    """All checkpoints, oldest first. Their keys and bytes are counted incrementally: each index is read once."""
     found: list[Checkpoint] = []
     tally: _Tally | None = None
     for number in catalog.moments():
         try:
             moment = catalog.moment(number)
         except UnknownName:
-            continue  # given up since
+            continue  # deleted since
         except Corrupt as error:
             found.append(Checkpoint(number, 0, 0, 0, -1, str(error)))
             continue
@@ -263,7 +264,7 @@ def listed(catalog: Catalog) -> list[Checkpoint]:
 
 
 class _Tally:
-    """Counts what is there, from checkpoint to checkpoint. What cannot be read damages all that come after."""
+    """Counts keys and bytes, from checkpoint to checkpoint. An unreadable index damages all later checkpoints."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog, self._left = catalog, catalog.increments()
@@ -296,7 +297,7 @@ class _Tally:
 
 
 def merged(one: Reach, other: Iterable[IncrementId]) -> Reach:
-    """A reach that has all of another one, and these increments."""
+    """A reach that covers another one and these increments."""
     reach = {instance: dict(parts) for instance, parts in one.items()}
     for instance, part, number in other:
         parts = reach.setdefault(instance, {})

@@ -1,12 +1,12 @@
-"""The central store: versions of keys, where every site can find them when one of them is no more.
+"""The central store: versions of keys, which every site can read after another one is lost.
 
     part ── increments ──▶ uploader ──▶ segments, then a manifest ──▶ checkpoint ──▶ compaction ──▶ base
                                                                    │
                              load: newest version of each key, or as of a checkpoint
 
-Every object is immutable and its name is its identity. An increment exists from the moment its manifest is there, a
-base from the moment its index is; so whoever dies, and wherever, leaves a store that can be read, and repeating is
-harmless. One writer an instance, one party a stage that makes checkpoints and compacts; any number of readers.
+Every object is immutable and identified by its name. An increment exists as soon as its manifest is written, a base as
+soon as its index is; so a crash at any point leaves a readable store, and all writes are idempotent. Each instance has
+one writer, each stage one component that makes checkpoints and compacts; there may be any number of readers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from whimbrel.core.increments import IndexEntry, Version
 from whimbrel.core.keys import EVERYTHING, Selection
 
 PATIENCE = 5
-"""How often a reader begins again because what it reads is being compacted."""
+"""How often a reader starts again because a compaction deletes what it reads."""
 
 
 class CentralStore:
@@ -51,21 +51,21 @@ class CentralStore:
     # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, stage: str, increment: Increment) -> None:
-        """Keep an increment. Once more changes nothing; another one of the same number is a `Conflict`."""
+        """Store an increment. Idempotent; a different one with the same number is a `Conflict`."""
         pieces = list(cut(increment.versions))
         for number, versions in enumerate(pieces):
             self.put(stage, increment, number, msgspec.Raw(wire.encode(versions)))
         self.commit(stage, increment, [[IndexEntry.of(version) for version in versions] for versions in pieces])
 
     def put(self, stage: str, increment: Increment, piece: int, versions: msgspec.Raw) -> None:
-        """Keep one piece of an increment, which does not exist before it is committed with all that they list."""
+        """Store one piece of an increment, which does not exist until it is committed with all its pieces."""
         saved = IncrementId(increment.instance, increment.part, increment.number)
         if self.objects.get(names.manifest(stage, saved)) is None:
             name = names.segment(stage, saved, piece)
             self.objects.put(name, wire.pack(Segment(name, versions)))
 
     def commit(self, stage: str, increment: Increment, segments: list[list[IndexEntry]]) -> None:
-        """Make an increment exist whose pieces have all been put; its own versions are not looked at."""
+        """Write the manifest of an increment whose pieces are all stored; `increment.versions` is ignored."""
         saved = IncrementId(increment.instance, increment.part, increment.number)
         name = names.manifest(stage, saved)
         blob = wire.pack(Manifest(*saved, increment.at_us, increment.reached, segments))
@@ -74,29 +74,29 @@ class CentralStore:
             self.objects.put(name, blob)
         elif known != blob:
             raise Conflict(
-                f"{name} is there already and differs: an instance that begins anew must number its increments "
-                "behind the last one that the store has"
+                f"{name} is there already and differs: an instance that starts anew must number its increments "
+                "above the last one in the store"
             )
 
     def owner(self, stage: str) -> Owner | None:
-        """Whose states these are; None: nobody's, or somebody has taken them away."""
+        """The owner of a stage's states; None: there is none, or it was deleted."""
         blob = self.objects.get(names.owner(stage))
         return None if blob is None else opened(names.owner(stage), blob, Owner)
 
     def check_there(self, stage: str) -> None:
-        """Raise `Unavailable` if a stage's states are not there, though they belong to somebody: the store is away."""
+        """Raise `Unavailable` if a stage that was claimed has no owner: the store is unavailable."""
         if self.owner(stage) is None:
             raise Unavailable(
-                f"the store has nothing of {stage}, not even whose states they are: it is away or not mounted. To save "
-                "everything anew into an empty one, start the gateway again"
+                f"the store has no objects of {stage}, not even its owner: it is unavailable or not mounted. To save "
+                "everything again to an empty store, restart the gateway"
             )
 
     def claim(self, stage: str, owner: Owner) -> None:
-        """From now on these states belong to somebody."""
+        """Set the owner of a stage's states."""
         self.objects.put(names.owner(stage), wire.pack(owner))
 
     def last(self, stage: str, instance: str) -> int:
-        """The greatest number of an instance's increments, -1 if it has none."""
+        """The highest number of an instance's increments, -1 if it has none."""
         catalog = Catalog(self.objects, stage)
         reach = merged(catalog.reach(), catalog.increments())
         return max(reach.get(instance, {}).values(), default=-1)
@@ -104,11 +104,11 @@ class CentralStore:
     # ── Checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self, stage: str, parts: Mapping[str, int], at_us: int, at_most: int | None = None) -> int | None:
-        """Make a checkpoint of what is there, if each part of these instances has saved since the last; its number.
+        """Make a checkpoint, if each part of these instances has saved since the last one; return its number.
 
-        `parts` names every instance that owns keys, with how many parts it has: those decide how far the stage is
-        covered, `at_most` up to this seq, for keys may be under way between them. What others have saved, of whatever
-        time, belongs to the checkpoint as well.
+        `parts`: every instance that owns keys, with its number of parts. They determine the horizon of the stage, which
+        is limited to `at_most` because keys may be in transit between them. Increments of other instances, however old,
+        belong to the checkpoint as well.
         """
         catalog = Catalog(self.objects, stage)
         increments, before = catalog.increments(), catalog.reach()
@@ -129,7 +129,7 @@ class CentralStore:
         return Catalog(self.objects, stage).newest()
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
-        """All checkpoints there are, oldest first; those that cannot be loaded with their damage."""
+        """All checkpoints, oldest first; those that cannot be loaded with their damage."""
         catalog = Catalog(self.objects, stage)
         for _ in range(PATIENCE):
             try:
@@ -139,13 +139,13 @@ class CentralStore:
         raise missing
 
     def horizon(self, stage: str, at: int | None = None) -> int:
-        """Up to which seq a checkpoint has everything; the newest one if none is named. -1: nothing is covered."""
+        """The `seq` up to which a checkpoint, by default the newest, covers all records. -1: none is covered."""
         catalog = Catalog(self.objects, stage)
         moment = catalog.newest() if at is None else catalog.moment(at)
         return moment.horizon if moment else -1
 
     def kept(self, stage: str) -> int:
-        """Up to which seq *every* checkpoint that is kept has everything: records behind it are still needed."""
+        """The `seq` up to which *every* retained checkpoint covers all records: later records are still needed."""
         return min((moment.horizon for moment in Catalog(self.objects, stage).readable()), default=-1)
 
     # ── Versions ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,8 +153,8 @@ class CentralStore:
     def load(self, stage: str, selection: Selection = EVERYTHING, at: int | None = None) -> Iterator[Version]:
         """The newest version of each selected key that has one, or the newest as of a checkpoint, in no order.
 
-        What is damaged in a base is taken from the one before and the increments since. Raises `Corrupt` or
-        `NewerFormat` behind all that can be read, with the keys that cannot: go on with an older checkpoint.
+        Damaged versions of a base are read from the previous base and the increments since. Raises `Corrupt` or
+        `NewerFormat` after all readable versions, with the unreadable keys: continue with an older checkpoint.
         """
         catalog = Catalog(self.objects, stage)
         newest = Newest(catalog, selection, None if at is None else catalog.moment(at))
@@ -168,18 +168,18 @@ class CentralStore:
                 return
         raise missing
 
-    # ── Keeping it small ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── Compaction and deletion ──────────────────────────────────────────────────────────────────────────────────
 
     def compact(self, stage: str, retention: Retention, now_us: int, slack: float = 1.0) -> None:
-        """Give up checkpoints that need not be kept, and compact what only they needed (see compaction.py)."""
+        """Delete checkpoints that are not to be retained, and compact what only they needed (compaction.py)."""
         compact(Catalog(self.objects, stage), self._sizes.setdefault(stage, {}), retention, now_us, slack)
 
     def stages(self) -> list[str]:
-        """The stages that have something here."""
+        """The stages that have objects here."""
         return sorted({name.partition("/")[0] for name in self.objects.names("")})
 
     def delete(self, stage: str) -> None:
-        """Give up all that a stage has here: what makes it known first, so that no half of it can be loaded."""
+        """Delete all objects of a stage: checkpoints and indexes first, so that no part of it can be loaded."""
         for kind in ("checkpoints", "bases", "manifests", "base-segments", "segments"):
             self.objects.delete(Catalog(self.objects, stage).names(kind))
         self.objects.delete([names.owner(stage)])

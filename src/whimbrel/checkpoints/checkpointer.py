@@ -1,12 +1,12 @@
-"""The increments of one stage: ordered, carried to the central store, made checkpoints of.
+"""The increments of one stage: ordered, uploaded to the central store, combined into checkpoints.
 
-    every few seconds   BARRIER goes between the records            Gateway.order_checkpoint
-    CHECKPOINTED in a spool    versions are put into the store          Uploader
-    the gate confirms   the increment is committed, and counts         Outlet ──▶ confirm ──▶ Uploader ──▶ Gateway.count
-    all parts have      a checkpoint is made, old ones given up  Keeper ──▶ Gateway.keep_from
+    every few seconds        BARRIER is appended between the records  Gateway.order_checkpoint
+    CHECKPOINTED in a spool  versions are uploaded to the store       Uploader
+    the gate confirms        the increment is committed, and counts   Outlet ──▶ confirm ──▶ Uploader ──▶ Gateway.count
+    all parts have saved     a checkpoint is made, old ones deleted   Keeper ──▶ Gateway.keep_from
 
-One thread does all of it, and nobody waits for that. So a store that is slow or away is not asked for more than it can
-take: the next increment is ordered when the last one is there, and until then parts only note which keys have changed.
+One thread does all of it, and no other component waits for it. So a slow or unreachable store is not overloaded: the
+next increment is ordered when the last one is in the store; until then parts only track which keys have changed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LOGGER = logging.getLogger("whimbrel.checkpoints")
 FIRST, MOST = 0.2, 10.0
 """Seconds until the store is tried again: at first, and at most."""
 PERSISTENCE = 10
-"""Who is idle and has not saved everything is asked once in so many times."""
+"""While a stage is idle and not all is saved, only one in this many orders is sent."""
 GRACE = 5.0
-"""Seconds that `stop` waits for what is being carried."""
+"""Seconds that `stop` waits for an upload in progress."""
 
 
 class Checkpointer:
-    """What a stage with a central store has beside its gateway and its outlet."""
+    """Takes the checkpoints of a stage with a central store, beside its gateway and its outlet."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Checkpointer:
         uptime: Callable[[], float] = time.monotonic,
         barrier: Barrier = CHANGED,
     ) -> None:
-        """`parts_of`, `spool_of`: how many parts an instance has, and where its increments are spooled. `every`:
-        seconds between two checkpoints. `run`: a name that no other data directory has. `uptime`: seconds that only
-        grow. `barrier`: what a checkpoint is ordered with."""
+        """`parts_of`, `spool_of`: the number of parts of an instance, and the spool of its increments. `every`: seconds
+        between two checkpoints. `run`: a name that no other data directory has. `uptime`: a monotonic clock in
+        seconds. `barrier`: the BARRIER that orders a checkpoint."""
         self.stage, self._parts_of, self.store, self.keeper = stage, parts_of, store, Keeper(store, stage)
         self.backoff = Backoff(f"the central store of {stage}", LOGGER, first=FIRST, most=MOST)
         self._gateway, self._spool_of, self._every, self._clock_us = gateway, spool_of, every, clock_us
@@ -69,41 +69,41 @@ class Checkpointer:
         self._uploaders: dict[str, Uploader] = {}
         self._was_away = False
         self._committed: set[tuple[str, int]] = set()
-        """Which parts have saved since the last checkpoint."""
+        """The parts that have saved since the last checkpoint."""
         self._number = gateway.ingress.counter("increments")
         self._ordered, self._idle = -1, 0
-        """Where the last order stands in the log, and how often since then nothing else had come."""
+        """The log position of the last order, and for how many periods it has been the last entry."""
         self._next = uptime() + every
         self._is_asked, self._wake, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"increments-{stage}", daemon=True)
-        gateway.keep_from(-1)  # until it is known which checkpoints there are
+        gateway.keep_from(-1)  # until the existing checkpoints are known
 
     def start(self) -> None:
-        """Begin; what an earlier run left comes first."""
+        """Start the thread; it begins with what an earlier run left."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, without waiting long for a store that does not answer; the next start carries what is left."""
+        """Stop, without waiting long for a store that does not answer; the next start uploads the rest."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(GRACE)
 
     def place(self, instances: list[str]) -> None:
-        """These instances save, and no other: who has left owns nothing, and others have saved what it had."""
+        """Set the instances that save. One that has left owns no keys, and others have saved those it had."""
         self._instances = instances
 
     def wake(self) -> None:
-        """Something counts that is not in the store."""
+        """Wake the thread: a confirmed increment is not in the store yet."""
         self._wake.set()
 
     def order(self) -> None:
-        """Let everybody save, now."""
+        """Order an increment of all parts now."""
         self._is_asked.set()
         self._wake.set()
 
     def status(self) -> StoreStatus:
-        """How far the store is."""
+        """The status of the store."""
         return StoreStatus(
             checkpoint=self.keeper.number or None,
             made_us=self.keeper.made_us or None,
@@ -113,10 +113,10 @@ class Checkpointer:
             error=told(self.backoff.error),
         )
 
-    # ── At work ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Work ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> None:
-        """Do all there is to do now."""
+        """Do all work that is due now."""
         if self._since < 0:
             self._since = self._claim()
         if self._was_away:
@@ -129,7 +129,7 @@ class Checkpointer:
             uploader.step()
         owners = self._gateway.owners()
         parts = {name: self._parts_of(name) for name in owners if name != UNOWNED}
-        # While keys have lost their owner, nobody saves them: a checkpoint would promise what it has not.
+        # Keys without an owner are not saved by any part: a checkpoint would cover records that it lacks.
         if UNOWNED not in owners and self._committed >= {(name, part) for name in parts for part in range(parts[name])}:
             self.keeper.step(parts, self._clock_us(), self._gateway.horizon())
             self._committed.clear()
@@ -138,8 +138,8 @@ class Checkpointer:
             self._order()
 
     def _check_there(self) -> None:
-        """Raise `Unavailable` if the store is away. What was put meanwhile lies in a folder that something else will be
-        mounted over: it does not count, and is carried again from the spools."""
+        """Raise `Unavailable` if the store is unavailable. Objects written meanwhile are in a folder that the store
+        will be mounted over: they do not count, and are uploaded again from the spools."""
         try:
             self.store.check_there(self.stage)
         except Unavailable:
@@ -147,10 +147,10 @@ class Checkpointer:
             raise
 
     def _claim(self) -> int:
-        """Make sure that these states are ours; return from which increment on.
+        """Ensure that this run owns the stage's states in the store; return the first increment that belongs there.
 
-        A store that has none gets all there is. Who has never saved does so anyway; else that is ordered, and then the
-        store is ours: a death between the two must not leave it with less.
+        An empty store gets all keys. Parts that have never saved send all keys anyway; otherwise that is ordered, and
+        the store is claimed after it: a crash between the two must not leave a claimed store with fewer keys.
         """
         owner = self.store.owner(self.stage)
         if owner is None:
@@ -159,7 +159,7 @@ class Checkpointer:
         if owner.run != self._run_name:
             raise Refused(
                 f"the states of {self.stage} in this store belong to another run, with another data directory: "
-                "give another store, or delete them"
+                "use another store, or delete them"
             )
         return owner.since
 
@@ -171,9 +171,9 @@ class Checkpointer:
         return self._ordered
 
     def _order(self) -> None:
-        """Let everybody save, unless nothing has come since they were told to: then all are idle, and shall stay so.
+        """Order an increment, unless nothing was appended since the last order: then all parts are idle, and stay so.
 
-        Only if not everything is covered after a while they are told again: keys may have been under way.
+        The order is repeated after a while only if not everything is covered: keys may have been in transit.
         """
         self._next = self._uptime() + self._every
         is_idle = self._gateway.ingress.tail() == self._ordered + 1
@@ -197,7 +197,7 @@ class Checkpointer:
             self._wake.clear()
             try:
                 self.step()
-            except Exception as error:  # the store is away, or waits for somebody to look at it
+            except Exception as error:  # the store is unavailable, or an operator must repair it
                 self._stopping.wait(self.backoff.failed(error))
             else:
                 self.backoff.succeeded()

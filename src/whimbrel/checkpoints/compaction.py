@@ -1,18 +1,17 @@
-"""Compaction: keeps a store as large as what it is for, whatever was ever written to it.
+"""Compaction: bounds the size of a store by the state that it retains, independent of how much was written to it.
 
-    1. which checkpoints are kept, by the retention; `first` is the oldest of them
-    2. increments up to `first` without versions are of no use any more. If the others have grown as large as the base
+    1. the retention determines which checkpoints are kept; `first` is the oldest of them
+    2. increments up to `first` without versions are no longer needed. If the others have grown as large as the base
        before them, or are too many, the newest versions as of `first` are written as a new base: each piece is read
        back and compared, then its index is written, and read back as well
-    3. older checkpoints are taken away, then all bases but the last two, then the manifests of increments that are in
-    the
-       older of the two, then their segments: always what points before what is pointed at
+    3. older checkpoints are deleted, then all bases but the last two, then the manifests of increments that are in the
+       older of the two, then their segments: always a reference before its target
 
-So there are two copies of each version, in two bases, or in a base and in an increment: one damaged object costs
-nothing. The older base goes when a next one has been made of the newer, which was read, and whole, then.
+So there are two copies of each version, in two bases, or in a base and in an increment: one damaged object loses
+nothing. The older base is deleted when another one was made from the newer base, which was read and intact then.
 
-It may die between any two writes: what is there can be read, and the next compaction takes up what is left. As a base
-waits until it is worth it, each byte is copied about once for each time that the state has been saved anew.
+A compaction may crash between any two writes: the store stays readable, and the next compaction does the rest. As a
+base is written only when it is worthwhile, each byte is copied about once per complete rewrite of the state.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ from whimbrel.core.increments import IndexEntry
 from whimbrel.core.keys import EVERYTHING
 
 MANY = 2000
-"""With more increments beside it than this a new base is due, however small they are: a reader must look at each."""
+"""With more increments than this since a base, a new one is due, however small they are: readers read each."""
 Sizes = dict[IncrementId, int | None]
-"""Bytes of key state by increment, None if it has no versions: what was found out before, for manifests do not
-change."""
+"""Bytes of key state by increment, None if it has no versions. It is a cache: manifests do not change."""
 
 
 def compact(catalog: Catalog, sizes: Sizes, retention: Retention, now_us: int, slack: float) -> None:
-    """Compact a stage. `slack` 0 compacts whatever there is."""
+    """Compact a stage. With `slack` 0 a new base is written if there is any increment."""
     first = _first(catalog.readable(), retention, now_us)
     if first is None:
         return
@@ -58,7 +56,7 @@ def compact(catalog: Catalog, sizes: Sizes, retention: Retention, now_us: int, s
 
 def _first(moments: list[Moment], retention: Retention, now_us: int) -> Moment | None:
     if retention.checkpoints < 1:
-        raise Refused(f"{retention.checkpoints} checkpoints cannot be kept: keep one at least")
+        raise Refused(f"the retention must be at least 1 checkpoint, got {retention.checkpoints}")
     newest, age_us = moments[-retention.checkpoints :], retention.seconds * 1_000_000
     return next((one for one in moments if one in newest or 0 < age_us > now_us - one.at_us), None)
 
@@ -98,12 +96,12 @@ def _write_base(catalog: Catalog, first: Moment) -> None:
 
 
 def _unlike(name: str) -> Corrupt:
-    return Corrupt(f"{name} is not what was just written: the place damages what it stores; nothing was given up")
+    return Corrupt(f"{name} is not what was just written: the storage damages its data; nothing was deleted")
 
 
 def _give_up(catalog: Catalog, first: Moment, empty: set[IncrementId]) -> None:
-    """Take away what no kept checkpoint needs. A piece of an increment that is in two bases, whether committed or
-    not."""
+    """Delete what no retained checkpoint needs. Segments of increments that two bases cover are deleted, whether
+    committed or not."""
     _delete(catalog, "checkpoints", lambda name: _number(name) < first.number)
     _delete(catalog, "manifests", lambda name: names.increment_of(name) in empty)
     base = catalog.sources(first).base

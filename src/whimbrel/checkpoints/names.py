@@ -1,5 +1,5 @@
-"""What each object is called. Names sort as their numbers do, and say all that is needed to find an object again:
-nothing that was read from the store ever becomes a name.
+"""The names of objects. They sort like their numbers, and contain all that is needed to find an object again: data read
+from the store never becomes a name.
 
     <stage>/manifests/<instance>/<part>-<number>
     <stage>/segments/<instance>/<part>-<number>-<piece>
@@ -8,7 +8,7 @@ nothing that was read from the store ever becomes a name.
     <stage>/base-segments/<number>-<piece>
     <stage>/owner
 
-Keys stand in no name.
+No name contains a key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PART, NUMBER, PIECE, MOMENT = 5, 18, 6, 10
 
 
 class IncrementId(NamedTuple):
-    """Which increment: what its manifest's name says."""
+    """Identifies an increment, as the name of its manifest does."""
 
     instance: str
     part: int
@@ -32,7 +32,7 @@ class IncrementId(NamedTuple):
 
 
 def folder(stage: str, kind: str) -> str:
-    """Where a stage's objects of one kind lie."""
+    """The folder of a stage's objects of one kind."""
     return f"{checked('stage', stage)}/{kind}"
 
 
@@ -62,18 +62,18 @@ def base_segment(stage: str, number: int, piece: int) -> str:
 
 
 def owner(stage: str) -> str:
-    """The name of what says whose states these are."""
+    """The name of the object with the owner of a stage's states."""
     return f"{checked('stage', stage)}/owner"
 
 
 def increment_of(name: str) -> IncrementId | None:
-    """The increment whose manifest or segment has this name; a name of another shape is nobody's."""
+    """The increment whose manifest or segment has this name; None for a name of another form."""
     found = _INCREMENT.fullmatch(name)
     return IncrementId(found[1], int(found[2]), int(found[3])) if found else None
 
 
 def number_of(name: str) -> int | None:
-    """The checkpoint that has this name, or whose base, or a piece of whose base."""
+    """The number of the checkpoint that has this name, or whose base or piece of a base has it."""
     found = _MOMENT.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -91,5 +91,5 @@ def _increment(saved: IncrementId) -> str:
 
 def _digits(kind: str, number: int, width: int) -> str:
     if not 0 <= number < 10**width:
-        raise Refused(f"a {kind} of {number} cannot stand in an object's name: it must be from 0 to {10**width - 1}")
+        raise Refused(f"{kind} {number} cannot be used in an object's name: it must be from 0 to {10**width - 1}")
     return f"{number:0{width}}"

@@ -1,11 +1,11 @@
-"""Where objects lie: below one address, in a directory or in S3. The only place that knows fsspec.
+"""Where objects are stored: below one address, in a directory or in S3. The only module that uses fsspec.
 
     file:///var/lib/whimbrel, or a plain path     a directory
-    s3://bucket/prefix                            S3, or what speaks it (needs s3fs: pip install 'whimbrel[s3]')
+    s3://bucket/prefix                            S3, or a compatible store (needs s3fs: pip install 'whimbrel[s3]')
     memory://name                                 this process's memory: for tests
 
-An object is there whole or not at all: in S3 by its nature, in a directory because it is written beside its name and
-then renamed. Names are made of checked words only, so that no name leads out of the place.
+Writes are atomic: in S3 by design, in a directory because an object is written under a temporary name and then
+renamed. Names consist of checked words only, so that no name leads out of the place.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LONGEST = 200
 
 
 def checked(kind: str, word: str) -> str:
-    """A word that may stand in an object's name. Raises `Refused` if it could lead anywhere else."""
+    """Return a word that may be used in an object's name. Raises `Refused` if it could lead anywhere else."""
     if not WORD.fullmatch(word) or len(word.encode(errors="replace")) > LONGEST:
         raise Refused(
-            f"the {kind} {word[:LONGEST]!r} cannot stand in an object's name, it might lead out of the store: use "
-            f"letters, digits, '_', '.', '@', '+' and '-', not in front the last four, {LONGEST} bytes at most"
+            f"the {kind} {word[:LONGEST]!r} cannot be used in an object's name, it might lead out of the store: use "
+            f"letters, digits, '_', '.', '@', '+' and '-', none of the last four as the first, at most {LONGEST} bytes"
         )
     return word
 
@@ -41,35 +41,35 @@ class Objects(Protocol):
     """Blobs by name. Safe to use from several threads. Raises `Unavailable` if the place cannot be reached."""
 
     def put(self, name: str, blob: bytes) -> None:
-        """Write an object, in place of the one that has this name."""
+        """Write an object, replacing one of the same name."""
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes, None if there is none of this name."""
+        """An object's bytes, None if it does not exist."""
 
     def get_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """The bytes of many objects, in their order: at once, where that is quicker than one after the other."""
+        """The bytes of many objects, in the given order; fetched concurrently where that is faster."""
 
     def names(self, folder: str) -> list[str]:
-        """The names of all objects in a folder, in order; of all there are, if the folder is ''."""
+        """The names of all objects in a folder, sorted; of all objects, if the folder is ''."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Take these objects away, if they are there."""
+        """Delete these objects, if they exist."""
 
 
 class Place:
-    """The objects below an address. `options` go to fsspec as they are (`endpoint_url`, `key`, `secret` ...)."""
+    """The objects below an address. `options` are passed to fsspec unchanged (`endpoint_url`, `key`, `secret` ...)."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url
         scheme = url.partition("://")[0] if "://" in url else "file"
         if scheme not in SCHEMES or "::" in url:
-            raise Refused(f"{url!r} is no address of a store: give a directory, or one of {_schemes()}")
+            raise Refused(f"{url!r} is not a store address: give a directory, or one of {_schemes()}")
         if scheme == "s3":
-            options.setdefault("use_listings_cache", False)  # what another process has written must be seen
+            options.setdefault("use_listings_cache", False)  # objects of other processes must be visible
         try:
             self._fs = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
         except ImportError as error:
-            raise Refused(f"{scheme}:// needs a library that is not there: pip install 'whimbrel[s3]'") from error
+            raise Refused(f"{scheme}:// needs a library that is not installed: pip install 'whimbrel[s3]'") from error
         self._is_remote = scheme == "s3"
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
         if scheme == "s3" and not self._root:
@@ -135,12 +135,12 @@ class Place:
         return "/".join([self._root, *(checked("name", word) for word in name.split("/"))])
 
     def _away(self, error: Exception) -> Unavailable:
-        # Whatever a library raises here (there are dozens, of four layers): nothing is known to be wrong with the data.
+        # Any error of a library (there are dozens, in four layers) is transient: none shows that the data is damaged.
         return Unavailable(f"the store at {self.url} cannot be used now: {type(error).__name__}: {error}")
 
 
 def _replace(path: Path, blob: bytes) -> None:
-    """Write a file such that it is there whole or not at all. What begins with a dot is nobody's object."""
+    """Write a file atomically. A file whose name begins with a dot is not an object."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}")
     with beside.open("wb") as file:

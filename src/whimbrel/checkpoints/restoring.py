@@ -1,7 +1,7 @@
-"""What a restoration asks of the gateway's role: whether it can be done, the fence, and the load.
+"""The gateway's part of a restoration: the check whether it is possible, the fence, and the load.
 
-Everything it needs is here: the store, the ingress log, and the outlet, which knows up to where each key's results are
-out. Versions go straight into the destination's inbox: the gateway has no site, and what it writes takes no link.
+The gateway has everything needed: the store, the ingress log, and the outlet, which knows up to which `seq` each key's
+results are delivered. Versions go directly into the destination's inbox: the gateway has no site, so it uses no link.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 PATIENCE = 10.0
 """Seconds to wait for the outlet's next commit."""
 ENTRY = 1 << 20
-"""Bytes of messages in an entry of an inbox, about."""
+"""Approximate bytes of messages per inbox entry."""
 
 
 class Fencing(Protocol):
     """The outlet, as far as a restoration needs it."""
 
     def fence(self, move: Move, timeout: float) -> bool:
-        """Let out nothing more of what the lost owner emitted; False if that does not last within so many seconds."""
+        """Release no more results of the lost owner; False if that is not durable within `timeout` seconds."""
 
     def delivered_of(self, selection: Selection) -> dict[str, int]:
-        """By key: up to which `seq` its results are out."""
+        """By key: the `seq` up to which its results are delivered."""
 
 
 class Restoring:
-    """Restorations of one stage, as far as its gateway takes part."""
+    """The gateway's part of the restorations of one stage."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Restoring:
         encode: Callable[[Sequence[codec.Content]], bytes] = codec.encode_messages,
         token: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """`encode` makes an inbox entry of messages; `token` is another one at each call."""
+        """`encode` encodes messages into an inbox entry; `token` returns a new value at each call."""
         self._stage, self._gateway, self._outlet, self._inbox_of = stage, gateway, outlet, inbox_of
         self._store, self._encode, self._token = store, encode, token
         self._loading = threading.Lock()
-        """Two loads must not mix: a key's pieces belong together."""
+        """Two loads must not interleave: a key's pieces belong together."""
 
     def since(self, checkpoint: int | None) -> int:
-        """From which `seq` on records are needed. Raises if there is no such checkpoint, or they are gone."""
+        """The `seq` from which on records are needed. Raises if the checkpoint or the records do not exist."""
         horizon = self._gateway.horizon()
         if checkpoint is not None:
             horizon = min(horizon, self._store.horizon(self._stage, checkpoint))
@@ -68,12 +68,12 @@ class Restoring:
         return horizon + 1
 
     def fence(self, move: Move) -> None:
-        """Let nothing of a lost owner out any more; raises `Retry` if that is not safe in time."""
+        """Block further results of a lost owner; raises `Retry` if that is not durable in time."""
         if not self._outlet.fence(move, PATIENCE):
             raise Retry(f"the outlet of {self._stage} has not committed the fence of {move.id} yet")
 
     def load(self, move: Move, checkpoint: int | None) -> Loaded:
-        """Put what the store has into the destination's inbox. Each time as another writer: the store may have grown,
+        """Append the store's versions to the destination's inbox. Each call is a new writer: the store may have grown,
         and an earlier load may have stopped half way."""
         with self._loading:
             since = self.since(checkpoint)
@@ -86,30 +86,30 @@ class Restoring:
         return Loaded({self._gateway.name: since}, counted.keys, counted.size)
 
     def _versions(self, move: Move, checkpoint: int | None) -> Iterator[Version]:
-        """What the store has, if it is the store: a volume that is not mounted looks like one that has nothing."""
+        """The store's versions, if it is available: a volume that is not mounted looks like an empty store."""
         self._check_there()
         yield from self._store.load(self._stage, move.selection, checkpoint)
-        self._check_there()  # behind the last version, before the destination hears that it has all
+        self._check_there()  # after the last version, before SHIPPED ends the load
 
     def _check_there(self) -> None:
         if self._gateway.horizon() >= 0:
             self._store.check_there(self._stage)
 
     def checkpoints(self) -> list[int]:
-        """Those that can be loaded, oldest first."""
+        """The checkpoints that can be loaded, oldest first."""
         found = self._store.checkpoints(self._stage)
         return [checkpoint.number for checkpoint in found if not checkpoint.damage]
 
 
 def no_store() -> Refused:
-    """Why nothing can be restored."""
+    """The error if there is no central store."""
     return Refused(
         "there is no central store to restore from; run with one: wb.run(..., store=...), whimbrel up --store ..."
     )
 
 
 class _Counted:
-    """Versions on their way, counted."""
+    """Counts versions as they are read."""
 
     def __init__(self, versions: Iterator[Version]) -> None:
         self._versions, self.keys, self.size = versions, 0, 0
@@ -122,7 +122,7 @@ class _Counted:
 
 
 def _bundled(messages: Iterator[Message]) -> Iterator[list[Message]]:
-    """Messages, as many together as an entry should have."""
+    """Groups messages into entries."""
     bundle: list[Message] = []
     size = 0
     for message in messages:

@@ -1,13 +1,13 @@
-"""An uploader: carries an instance's increments from its spool to the central store.
+"""An uploader: copies an instance's increments from its spool to the central store.
 
     messages ──▶ chunks ──▶ segments ──▶ a manifest, when the gate has confirmed the increment
 
-What is sent lies in the spool (spool.py) until its increment is committed. So processing never waits for the store: it
-may be slow, or away, and all that grows is the spool. An uploader that died begins again at the first message of the
-first increment that has no manifest yet; what it writes again is the same.
+Messages stay in the spool (spool.py) until their increment is committed. So processing never waits for the store: while
+it is slow or unavailable, only the spool grows. A restarted uploader begins at the first message of the first increment
+that has no manifest yet; its repeated writes are identical.
 
-An increment may come in pieces, over several batches. One that is never finished is given up when the same part's next
-one begins, one that is never confirmed when a later one is: its part has dropped keys since, and saves all others anew.
+An increment may arrive in pieces, over several batches. An unfinished one is dropped when the next one of its part
+begins, an unconfirmed one when a later one is confirmed: its part has dropped keys since, and saves all others again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from whimbrel.log.spool import Confirmed, IncrementSpool
 
 
 class _Open(msgspec.Struct):
-    """An increment without a manifest: its number, where its first message lies, what has not been put and what has
-    been."""
+    """An increment without a manifest: its number, the position of its first message, the chunks that are not in the
+    store and the segments that are."""
 
     number: int
     position: int
@@ -38,7 +38,7 @@ class _Open(msgspec.Struct):
 
 
 class Uploader:
-    """One spool's way to the store. `step` carries what there is."""
+    """Uploads one spool to the store, in calls of `step`."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Uploader:
         committed: Callable[[Checkpointed], None],
         since: int = 0,
     ) -> None:
-        """`committed` is called when an increment is in the store, perhaps once more after a crash. `since`: the first
-        increment that belongs there; older ones, made for another store, are given up."""
+        """`committed` is called when an increment is in the store, perhaps again after a crash. `since`: the first
+        increment that belongs there; older ones, made for another store, are dropped."""
         self.stage, self.instance, self.parts = stage, instance, parts
         self.spool, self.store, self._committed, self._since = spool, store, committed, since
         self._read, self._heard = spool.head(), spool.head(Lane.CONTROL)
         self._assembly = Assembly()
         self._open: dict[int, list[_Open]] = {part: [] for part in range(parts)}
-        """By part: its increments in their order; only the last one may not be whole yet."""
+        """By part: its increments in order; only the last one may be incomplete."""
         self._due: list[Confirmed] = []
-        """What counts and is not committed."""
+        """Confirmed increments that are not committed yet."""
 
     def step(self) -> None:
-        """Carry on all there is. If it raises `Retry`, the next step goes on from there."""
-        heard = self.spool.confirmed(self._heard)  # before the messages: then these are there
+        """Upload everything in the spool. If it raises `Retry`, the next step continues from there."""
+        heard = self.spool.confirmed(self._heard)  # before the messages: those of the confirmed are there by then
         self._due += heard
         self._heard += len(heard)
         self._put_full()
@@ -76,14 +76,14 @@ class Uploader:
         open_at = (one.position for increments in self._open.values() for one in increments)
         self.spool.trim(min([self._read, *open_at]), self._heard)
 
-    # ── In ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take(self, messages: list[Content]) -> None:
         ended: dict[int, int] = {}
         for kind, bin, body in messages:
             taken = self._assembly.take(kind, body)
             if isinstance(taken, Checkpointed):
-                # A part that was asked several times answers all at once, and its versions are in the last increment.
+                # A part answers several BARRIERs together, and its versions are in the last increment.
                 ended[taken.part] = max(taken.number, ended.get(taken.part, -1))
             else:
                 one = self._increment(part_of(bin, self.parts), taken.increment[1], self._read)
@@ -98,10 +98,10 @@ class Uploader:
             increments[:] = [*(one for one in increments if one.is_whole), _Open(number, position)]
         return increments[-1]
 
-    # ── Out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Output ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _put_full(self) -> None:
-        """Put what has grown large, so that no increment must fit into memory."""
+        """Upload increments that have grown large, so that none must fit into memory."""
         for part, increments in self._open.items():
             for one in increments:
                 self._put(one, Increment(self.instance, part, one.number, 0, -1), PIECE)

@@ -1,14 +1,14 @@
-"""What the store keeps, and how it lies there.
+"""The content of the store, and its format.
 
-A key's state as of some `seq` follows from its records up to there, whoever applied them. So what is kept is not the
-state of instances but *versions of keys*: to restore a key anywhere, take its newest version, then its records behind
-that version's `seq`.
+A key's state as of some `seq` is determined by its records up to it, independent of which instance applied them. So the
+store has not the state of instances but *versions of keys*: to restore a key anywhere, load its newest version, then
+replay its records behind that version's `seq`.
 
-    Version       one key as of one seq, under one owner (epoch); what its key state holds is the core's affair
+    Version       one key as of one seq, under one owner (epoch); the core defines the content of its key state
     Increment     what one part of an instance has changed since its last increment, as versions
-    Checkpoint    a moment of a whole stage: increments of every part are there up to it
+    Checkpoint    a moment of a whole stage: the store has the increments of every part up to it
 
-The rest of this file is how they are stored, each object through `core.wire` (version, checksum, MessagePack).
+The rest of this file defines how they are stored, each object through `core.wire` (version, checksum, MessagePack).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from whimbrel.core.errors import Corrupt, Stop
 from whimbrel.core.increments import IndexEntry, Version
 
 PIECE = 8 << 20
-"""About how many bytes of key state a segment holds at most; a larger version has one to itself."""
+"""Approximate maximum bytes of key state in a segment; a larger version has its own segment."""
 
 T = TypeVar("T")
 
 
 class Increment(msgspec.Struct, frozen=True):
-    """What a part has changed since its last increment; nothing, if `versions` is empty.
+    """The changes of a part since its last increment; none if `versions` is empty.
 
-    A part's `number` grows with each increment for ever: an instance that begins anew goes on behind
+    A part's `number` increases with each increment and is never reset: an instance that starts anew continues above
     `CentralStore.last`. Its increments must be written in this order.
     """
 
@@ -40,27 +40,27 @@ class Increment(msgspec.Struct, frozen=True):
     number: int
     at_us: int
     reached: int
-    """Everything this part was given up to this seq is in this increment or an earlier one."""
+    """All records that this part received up to this `seq` are in this increment or an earlier one."""
     versions: list[Version] = []
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A moment of a stage that can be gone back to."""
+    """A moment to which a stage can be restored."""
 
     number: int
     at_us: int
     keys: int
-    """Keys of which it has a version."""
+    """Number of keys of which it has a version."""
     bytes: int
-    """Their key state together."""
+    """Total bytes of their key state."""
     horizon: int
-    """Every record up to this seq is in some version; -1: none. Records behind it are still needed."""
+    """Every record up to this `seq` is in some version; -1: none. Records behind it are still needed."""
     damage: str = ""
     """Why it cannot be loaded, as far as is known without reading all of it."""
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """Which checkpoints are kept: the newest so many, and all that are younger than some time."""
+    """Which checkpoints are kept: this number of the newest, and all younger than some seconds."""
 
     checkpoints: int = 3
     seconds: float = 0.0
@@ -69,24 +69,24 @@ class Retention(msgspec.Struct, frozen=True):
 # ── As stored ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Reach = dict[str, dict[int, int]]
-"""By instance and part: the number of an increment. It and all before it are meant."""
+"""By instance and part: the number of an increment. It includes all before it."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose states a stage's are. There is one from the moment on from which everything is saved here."""
+    """The owner of a stage's states. It exists from the moment from which on everything is saved here."""
 
     run: str
-    """The name of a data directory that nobody else has."""
+    """The unique name of a data directory."""
     since: int
-    """The first increment that belongs here: it has all there was. Earlier ones were made for another store."""
+    """The first increment that belongs here: it has all keys. Earlier ones were made for another store."""
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Some versions, as one object. It knows its own name, so that none can stand in for another."""
+    """Some versions, as one object. It contains its own name, so that none can be mistaken for another."""
 
     name: str
     versions: msgspec.Raw
-    """As `wire.encode` makes them."""
+    """As `wire.encode` encodes them."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -104,16 +104,16 @@ class Base(msgspec.Struct, frozen=True):
     """The index of a base: the newest versions as of a checkpoint, in place of all increments up to it."""
 
     number: int
-    """The checkpoint's."""
+    """The number of the checkpoint."""
     upto: Reach
     segments: list[list[IndexEntry]]
     source: int | None = None
-    """The base it was made from, together with the increments since; None: from increments alone. Both are kept until a
-    next base is made of this one: then it has been read once more, and was whole."""
+    """The base it was made from, together with the increments since; None: from increments alone. Both are kept until
+    another base is made from this one, which was read once more and intact then."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A checkpoint as it is stored: not what it holds, only up to where."""
+    """A checkpoint as it is stored: not its content, only the increments that it covers."""
 
     number: int
     at_us: int
@@ -122,7 +122,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """What a stage has in the central store."""
+    """The status of a stage in the central store."""
 
     checkpoint: int | None = None
     """The number of the last checkpoint."""
@@ -131,15 +131,15 @@ class StoreStatus(msgspec.Struct, frozen=True):
     horizon: int = -1
     """Every record up to this `seq` is in some version; -1: none."""
     under_way_bytes: int = 0
-    """What has been saved and is not there yet."""
+    """Bytes of increments that are not in the store yet."""
     error: str | None = None
-    """Why the store could not be used at the last try."""
+    """Why the last access to the store failed; None if it did not."""
     unsaved: int = 0
-    """How many records came behind `horizon`."""
+    """Number of records after `horizon`."""
 
 
 def cut(versions: Iterable[Version]) -> Iterator[list[Version]]:
-    """Versions in as few pieces as their sizes allow."""
+    """Split versions into as few pieces as their sizes allow."""
     piece: list[Version] = []
     size = 0
     for version in versions:
@@ -153,7 +153,7 @@ def cut(versions: Iterable[Version]) -> Iterator[list[Version]]:
 
 
 def opened(name: str, blob: bytes, type: type[T]) -> T:
-    """A stored object. Raises `Corrupt` or `NewerFormat`, with the object's name."""
+    """Decode a stored object. Raises `Corrupt` or `NewerFormat`, with the object's name."""
     try:
         return wire.unpack(blob, type)
     except Stop as error:
@@ -161,7 +161,7 @@ def opened(name: str, blob: bytes, type: type[T]) -> T:
 
 
 def fitting(segment: Segment, name: str, index: list[IndexEntry]) -> list[Version]:
-    """The versions of a segment, if they are those that its index lists."""
+    """The versions of a segment. Raises `Corrupt` if they are not those in its index."""
     versions = wire.decode(segment.versions, list[Version])
     if segment.name != name or [IndexEntry.of(version) for version in versions] != index:
         raise Corrupt(f"{name} holds other versions than its index says: load an older checkpoint")
@@ -169,5 +169,5 @@ def fitting(segment: Segment, name: str, index: list[IndexEntry]) -> list[Versio
 
 
 def has(upto: Mapping[str, Mapping[int, int]], instance: str, part: int, number: int) -> bool:
-    """Whether an increment lies within a reach."""
+    """Whether a reach covers an increment."""
     return number <= upto.get(instance, {}).get(part, -1)

@@ -1,8 +1,8 @@
 """The orchestrator as a process: `Control` over sites and a gateway in other processes.
 
-It hears their beats. Whoever begins a new life is told where the instances are; a site gets those started that are to
-run there. Whoever is silent for too long is dead: what moves from or to it is called off, and, if there is a central
-store, what it had is restored elsewhere (orchestrator/policy.py).
+It receives their heartbeats. It sends the placement of all instances to every process that has restarted, and starts
+the instances of a restarted site. A site without heartbeats for too long is dead: migrations from or to it are aborted,
+and, if there is a central store, its keys are restored elsewhere (orchestrator/policy.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PERIOD = 0.2
 
 
 class Settled(Protocol):
-    """What whoever started the deployment asks."""
+    """The calls of the process that started the deployment."""
 
     def has_finished(self) -> bool:
         """Whether the source has ended, and everything that came from it is delivered."""
@@ -54,12 +54,12 @@ class Settled(Protocol):
 
 
 def settled_in(data: Path, tls: Tls | None = None) -> Settled:
-    """The orchestrator of a data directory, as whoever started it asks it."""
+    """The orchestrator of a data directory, for the process that started it."""
     return remote(Settled, lambda: address_in(data), credential(data, SUPERVISOR), tls=tls)
 
 
 class RemoteControl(Control):
-    """The orders of a deployment whose sites and gateway are other processes."""
+    """The control of a deployment whose sites and gateway are other processes."""
 
     sites: dict[str, RemoteSite]
 
@@ -77,12 +77,12 @@ class RemoteControl(Control):
         tls: Tls | None = None,
         accept_loss: Collection[str] = (),
     ) -> None:
-        """`credentials`: by role, what it and the orchestrator know. `restores`: what dead sites had is restored by
-        itself, at these sites, or at any other. `accept_loss`: instances that may begin anew."""
+        """`credentials`: by role, the secret it shares with the orchestrator. `restores`: the keys of dead sites are
+        restored automatically, at `restore_to`, or at any other site. `accept_loss`: instances that may start anew."""
         there = {name: RemoteSite(name, credentials[site_role(name)], suspect, dead, tls) for name in deployment.sites}
         self.gateway = RemoteGateway(credentials[GATEWAY], suspect, dead, tls)
         self._greeted: dict[str, str | None] = {}
-        """By name, in which life it was told all it must know."""
+        """By name: the life in which it was last initialised."""
         self._buried: set[str] = set()
         self._looked = time.monotonic()
         self._suspect = suspect
@@ -95,7 +95,7 @@ class RemoteControl(Control):
             self.policy = Policy(self, restore_to or None, wall_us)
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
-        """Somebody lives."""
+        """Receive a heartbeat."""
         if isinstance(beat, GatewayBeat):
             self.gateway.heard(beat)
         elif beat.name in self.sites:
@@ -114,7 +114,7 @@ class RemoteControl(Control):
         return f"the gateway: {status.error}" if status.error else next(outlets, None)
 
     def status(self) -> dict[str, Any]:
-        """How things are, and who lives."""
+        """The status, including the liveness of all processes."""
         peers = {"gateway": self.gateway.peer, **{name: site.peer for name, site in self.sites.items()}}
         lives = {name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for name, peer in peers.items()}
         waiting = {} if self.policy is None else self.policy.waiting
@@ -125,34 +125,34 @@ class RemoteControl(Control):
         }
 
     def is_dead(self, site: str) -> bool:
-        """Whether a site has not been heard for too long."""
+        """Whether a site has sent no heartbeat for too long."""
         return self.sites[site].peer.state == "dead"
 
-    # ── Looking after them ───────────────────────────────────────────────────────────────────────────────────────
+    # ── Supervision ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def look_after(self) -> None:
-        """Greet new lives, and stop what runs where it must not."""
+        """Initialise restarted processes, and stop instances that run where they must not."""
         if self.gateway.peer.life != self._greeted.get(""):
             self._greeted[""] = self.gateway.peer.life
             self.chores.forget_told("")
         for name, site in self.sites.items():
-            with suppress(Retry):  # it is not there now: again in a moment
+            with suppress(Retry):  # it is unreachable now: retried in the next period
                 if site.peer.life is not None and site.peer.life != self._greeted.get(name):
                     self._greet(name, site)
                 self._stop_strays(name, site)
 
     def watch(self) -> None:
-        """Call off what the dead were part of, and let what they had be restored. Asks no site anything, so that none
-        can keep it from doing so."""
+        """Abort the migrations of dead sites, and have their keys restored. Calls no site, so that none can block
+        it."""
         away, self._looked = time.monotonic() - self._looked, time.monotonic()
-        if away > self._suspect:  # it was this process that was stopped, and not those whose beats it has not heard
+        if away > self._suspect:  # this process was suspended, not those whose heartbeats are missing
             for site in self.sites.values():
                 site.peer.forgive()
         for name, site in self.sites.items():
             if site.peer.state != "dead":
                 self._buried.discard(name)
             elif name not in self._buried:
-                self.orchestrator.abandon(name, f"site {name} is dead: not heard for {site.peer.silence:.0f} s")
+                self.orchestrator.abandon(name, f"site {name} is dead: no heartbeat for {site.peer.silence:.0f} s")
                 self._buried.add(name)
         if self.policy is not None:
             states = {name: site.peer.state for name, site in self.sites.items()}
@@ -171,9 +171,9 @@ class RemoteControl(Control):
         self._greeted[name] = life
 
     def _stop_strays(self, name: str, site: RemoteSite) -> None:
-        """An instance that left while it was being started, or while its site could not be reached."""
+        """Stop instances that left while they were being started, or while their site was unreachable."""
         for instance in site.status().instances:
-            # In this order: one that has just been relocated to here belongs here by the second look.
+            # In this order: an instance that has just been relocated here is in the second list by then.
             if not self._is_relocating(instance) and instance not in self.instances_at(name):
                 site.stop(instance)
 
@@ -198,13 +198,13 @@ class OrchestratorProcess:
         tls: Tls | None = None,
         accept_loss: Collection[str] = (),
     ) -> None:
-        """`port`: where users give orders. `tls`: for all its ports; users need no certificate of their own."""
+        """`port`: for the orders of users. `tls`: for all its ports; users need no certificate of their own."""
         sites = deployment.sites
         for name in restore_to:
             if name not in sites:
                 raise UnknownName("site", name, sites)
         if not sites or len(set(sites)) < len(sites):
-            raise Refused("sites need names of their own, and at least one is needed")
+            raise Refused("site names must be unique, and at least one site is needed")
         for name in sites:
             check_name("site", name)
         links_of(sites, deployment.links)
@@ -232,7 +232,7 @@ class OrchestratorProcess:
         ]
 
     def start(self) -> None:
-        """Begin to serve: what the journal has is finished, whoever beats is heard."""
+        """Begin to serve: resume what the journal has unfinished, receive heartbeats."""
         self.control.orchestrator.recover()
         self.server.start()
         replace_text(self.data / ADDRESS, self.server.url)
@@ -248,13 +248,13 @@ class OrchestratorProcess:
         while not self._stopping.wait(PERIOD):
             try:
                 duty()
-            except Retry:  # somebody is not there now, or the journal is busy
+            except Retry:  # a process is unreachable now, or the journal is busy
                 pass
-            except Exception as error:  # it must be told, and the care goes on
-                self.control.orchestrator.fail("looking after the other processes", error)
+            except Exception as error:  # it is reported, and the supervision continues
+                self.control.orchestrator.fail("supervising the other processes", error)
 
     def stop(self) -> None:
-        """Stop; what is not finished goes on at the next start."""
+        """Stop; unfinished migrations continue after the next start."""
         end_all(self._ends())
 
     def _ends(self) -> Iterator[Callable[[], object]]:

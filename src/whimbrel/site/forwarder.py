@@ -1,13 +1,13 @@
-"""A forwarder: carries messages through a link, in one direction.
+"""A forwarder: sends messages through a link, in one direction.
 
-    append ──▶ spool ──▶ pieces, each on its way as long as the link says ──▶ inbox of the destination
+    append ──▶ spool ──▶ pieces, each delayed as the link specifies ──▶ inbox of the destination
 
-What is appended lies in the spool, a log, until all of it has arrived; a forwarder that died starts again there. An
-entry of a batch's messages goes piece by piece, so that a key need not wait for all that travels in the same entry.
+An entry stays in the spool, a log, until all of it has arrived; a restarted forwarder resumes there. An entry has the
+messages of a batch and is sent piece by piece, so that a key need not wait for all others in the same entry.
 
-Pieces are numbered such that whoever repeats, in whatever cut, is recognised by the inbox: a piece's number is made of
-the entry's number and the place of the piece's last message, the last piece being `WHOLE`. The inbox's counter so says
-at which message to go on; and it makes no difference whether an entry came piece by piece or, appended directly, as a
+Pieces are numbered so that the inbox recognises repetitions, however an entry was cut: a piece's number consists of the
+entry's number and the place of the piece's last message, or `WHOLE` for the last piece. So the inbox's counter shows at
+which message to continue; and it makes no difference whether an entry came piece by piece or, appended directly, as a
 whole.
 """
 
@@ -34,19 +34,19 @@ from whimbrel.log.kept import kept
 
 LOGGER = logging.getLogger("whimbrel.site")
 PIECE_US = 20_000
-"""A piece is as many messages as go out in this time, and at least one."""
+"""A piece has as many messages as the link sends in this time, and at least one."""
 AHEAD_US = 50_000
-"""How long before the link is free the next entry is fetched."""
+"""The next entry is fetched this long before the link is free."""
 FIRST, MOST = 0.2, 1.0
-"""Seconds until something that could not be delivered is tried again: at first, and at most."""
+"""Seconds until a failed delivery is retried: at first, and at most."""
 LOOK = 1.0
-"""Seconds between looks for what another process has appended."""
+"""Seconds between polls for entries that another process has appended."""
 WHOLE = ROWS - 1
-"""The number of an entry's last piece: above every place that a message can have."""
+"""The number of an entry's last piece: above the place of any message."""
 
 
 class Sending(msgspec.Struct, frozen=True):
-    """A spool's entry: an append that is to happen in the control lane of the destination's inbox."""
+    """An entry of a spool: a pending append to the control lane of the destination's inbox."""
 
     source: str
     destination: str
@@ -56,18 +56,18 @@ class Sending(msgspec.Struct, frozen=True):
 
 
 def number(counter: int, place: int = WHOLE) -> int:
-    """The counter, in the inbox, of the piece of an entry that ends at this place."""
+    """The inbox's counter for the piece of an entry that ends at this place."""
     return counter * ROWS + place
 
 
 class LinkSpool:
-    """A spool, as those see it who append to it. Its forwarder may run in another process."""
+    """A spool, for its writers. Its forwarder may run in another process."""
 
     def __init__(self, log: Log) -> None:
         self.spool = log
 
     def append(self, sending: Sending) -> int | None:
-        """Take messages over. A spool counts bytes where other logs count records: its backlog is what is under way."""
+        """Append messages. A spool counts bytes where other logs count records: its backlog is the bytes in transit."""
         return self.spool.append(
             wire.pack(sending),
             count=size_of(messages(sending.messages)),
@@ -77,25 +77,25 @@ class LinkSpool:
 
     @property
     def done(self) -> int:
-        """The first position that has not arrived whole."""
+        """The first position whose entry has not arrived completely."""
         return self.spool.head()
 
     def tail(self) -> int:
-        """The first position that nobody has written yet."""
+        """The first position that has not been written yet."""
         return self.spool.tail()
 
     def sendings(self) -> list[tuple[int, Sending]]:
-        """What has not arrived whole, each with its position."""
+        """The entries that have not arrived completely, each with its position."""
         start = self.done
         while True:
             try:
                 return [(entry.position, wire.unpack(entry.blob, Sending)) for entry in self.spool.read(start)]
-            except Trimmed as gone:  # some of it has arrived just now
+            except Trimmed as gone:  # some entries have just arrived
                 start = gone.head
 
 
 class Forwarder(LinkSpool):
-    """One direction of a link. `step` does what is due; `start` lets a thread do so all the time."""
+    """One direction of a link. `step` does what is due; `start` runs a thread that calls it repeatedly."""
 
     def __init__(self, name: str, link: Link, spool: Log, inbox_of: Callable[[str], Log]) -> None:
         super().__init__(spool)
@@ -104,10 +104,10 @@ class Forwarder(LinkSpool):
         self.error: Exception | None = None
         self._backoff = Backoff(f"the link {name}", LOGGER, first=FIRST, most=MOST)
         self.sent = 0
-        """Bytes that have gone through, with those that went out again."""
+        """Bytes that have gone through, including retransmissions."""
         self._done = spool.head()
         self._through = 0  # bytes of that entry which have arrived
-        self._left: int | None = None  # bytes under way when it was stopped: its file may be gone since
+        self._left: int | None = None  # bytes in transit when it was stopped: its file may be deleted since
         self._way: deque[_Piece] = deque()
         self._taken, self._line, self._random = self._done, Line(), Random(name)
         self._lock = threading.Lock()
@@ -115,11 +115,11 @@ class Forwarder(LinkSpool):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop; what is under way goes on at the next start."""
+        """Stop; the rest of the spool is sent after the next start."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -128,18 +128,18 @@ class Forwarder(LinkSpool):
         self.spool.close()
 
     def append(self, sending: Sending) -> int | None:
-        """Take messages over."""
+        """Append messages and wake the thread."""
         position = super().append(sending)
         self._wake.set()
         return position
 
     @property
     def done(self) -> int:
-        """The first position that has not arrived whole."""
+        """The first position whose entry has not arrived completely."""
         return self._done
 
     def cut(self, is_cut: bool) -> None:
-        """Cut the link, or mend it. What is on it then is sent again; once cut, nothing more arrives."""
+        """Cut the link, or mend it. Pieces in transit are sent again; nothing arrives while it is cut."""
         with self._lock:
             self.is_cut = is_cut
             self._recall()
@@ -147,7 +147,7 @@ class Forwarder(LinkSpool):
 
     @property
     def under_way(self) -> int:
-        """Bytes that have been taken over and not delivered."""
+        """Bytes that have been appended and not delivered."""
         if self._left is not None:
             return self._left
         with self._lock:
@@ -158,10 +158,10 @@ class Forwarder(LinkSpool):
         """Whether everything has arrived."""
         return self.done >= self.spool.tail()
 
-    # ── Under way ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Delivery ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, now_us: int) -> int | None:
-        """Do all that is due now; return when there will be more, None if not before something changes."""
+        """Do all that is due now; return when more will be due, None if not before something changes."""
         with self._lock:
             if self.is_cut:
                 return None
@@ -173,7 +173,7 @@ class Forwarder(LinkSpool):
             return min((moment for moment in (free_us, due_us) if moment is not None), default=None)
 
     def _send(self, now_us: int) -> int | None:
-        """Put onto the link what it has room for; return when to come again, None if the spool is empty."""
+        """Send what the link has capacity for; return when to call again, None if the spool is empty."""
         while self._line.free_us <= now_us + AHEAD_US:
             entries = self.spool.read(self._taken, self._taken + 1)
             if not entries:
@@ -185,7 +185,7 @@ class Forwarder(LinkSpool):
         return self._line.free_us - AHEAD_US
 
     def _pieces(self, sending: Sending) -> list[_Piece]:
-        """What has not arrived of an entry; if all has, a piece of nothing, so that the entry ends all the same."""
+        """The pieces of an entry that have not arrived; if all have, an empty piece, so that the entry is completed."""
         every = messages(sending.messages)
         arrived = self._inbox_of(sending.destination).counter(sending.writer, Lane.CONTROL)
         first = min(max(arrived - number(sending.counter, -1), 0), len(every))
@@ -208,7 +208,7 @@ class Forwarder(LinkSpool):
             self._done, self._through = self._done + 1, 0
 
     def _recall(self) -> None:
-        """Forget what is on the link; it is in the spool."""
+        """Drop the pieces in transit; they are still in the spool."""
         self._way.clear()
         self._taken, self._line = self.done, Line()
 
@@ -221,7 +221,7 @@ class Forwarder(LinkSpool):
                 with self._lock:
                     self._recall()
                 self._stopping.wait(self._backoff.failed(error))
-            except Exception as error:  # told by whoever waits
+            except Exception as error:  # reported in the status
                 self.error = kept(LOGGER, f"the link {self.name} has failed for good", error)
                 return
             else:
@@ -239,12 +239,12 @@ class _Piece(NamedTuple):
 
 
 def size_of(messages: list[Content]) -> int:
-    """Bytes of messages: of their bodies, for the rest is how they lie in logs here."""
+    """Bytes of messages: of their bodies only, since the rest is the encoding of local logs."""
     return sum(len(body) for _, _, body in messages)
 
 
 def _grouped(messages: list[Content], limit: int | None) -> list[list[Content]]:
-    """As few groups as the limit allows, each of one message at least; one group of nothing if there is none."""
+    """As few groups as the limit allows, each with at least one message; one empty group if there is none."""
     groups: list[list[Content]] = [[]]
     size = 0
     for message in messages:

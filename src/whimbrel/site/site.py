@@ -1,15 +1,15 @@
-"""A site: one place with Spark. Starts, stops and takes over instances; each has its checkpoint in the site's folder.
+"""A site: one place with Spark. It starts, stops and takes over instances; their checkpoints are in the site's folder.
 
     <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
 
-The site obeys; what is to run where is decided by the orchestrator. Whatever runs here and dies is started again here,
-though: that takes no decision, and must not wait for anybody. One that keeps dying is reported, and tried again after
-pauses that grow. While its disk is full the site stands still: no query begins a batch, and one that the full disk has
-ended is tried again until there is room.
+The orchestrator decides what runs where; the site carries it out. But the site itself restarts a query that dies here:
+that needs no decision, and must not wait for another process. It reports a query that keeps dying, and retries it with
+growing pauses. While its disk is full the site pauses: no query begins a batch, and one that the full disk has ended is
+retried until there is space.
 
-An instance whose checkpoint does not fit its logs (spark/checkpoint.py), or whose batch differs from what it said the
-first time, is not started again: that would lose or double records. It is reported as stale until it is ordered to
-begin anew, or its keys are restored elsewhere.
+An instance whose checkpoint does not match its logs (spark/checkpoint.py), or whose replayed batch has another output
+than the first time, is not restarted: that would lose or duplicate records. The site reports it as stale until it is
+ordered to start anew, or its keys are restored elsewhere.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.query import StageQuery
 
 Make = Callable[[str, Path], StageQuery]
-"""Makes the query of an instance over a checkpoint."""
+"""Creates the query of an instance with a checkpoint."""
 
 LOGGER = logging.getLogger("whimbrel.site")
 PERIOD = 0.2
 RESTARTS = 3
 PATIENCE = 300.0
-"""An instance whose query dies more than so often within so many seconds is reported, and tried again less often."""
+"""An instance whose query dies more than `RESTARTS` times in `PATIENCE` seconds is reported, and retried less often."""
 LONGEST = 4.0
-"""Seconds until it is tried again, at most."""
+"""Maximum seconds until it is retried."""
 AT_START = 3
-"""How often a start is tried that fails as it does on an overloaded machine."""
+"""Tries of a start that fails as is typical of an overloaded machine."""
 OVERLOADED = ("failed to connect back", "exited unexpectedly")
-"""What Spark says of a Python worker then."""
+"""Parts of Spark's messages about a Python worker in that case."""
 COPIED = "copied.json"
-"""In a checkpoint that was copied here: up to which batch it went then."""
+"""A file in a checkpoint that was copied here: the last batch planned before the copy."""
 PAST = 10_000
-"""How many batch times of queries that have ended are remembered."""
+"""Maximum number of batch times of ended queries that are stored."""
 CALM = 60.0
-"""Seconds after which a query that was started on a disk with room is believed, though it had no batch to do."""
+"""Seconds after which a query restarted on a disk with space counts as recovered, even if it had no batch to run."""
 
 
 @dataclass
 class Tries:
-    """An instance that is tried again: its back-off, why, whether it was started since it last failed, and when."""
+    """An instance that is retried: its back-off, the reason, whether it was started since it last failed, and when."""
 
     backoff: Backoff
     why: str
@@ -70,25 +70,25 @@ class Tries:
 
 
 class Site:
-    """One place."""
+    """One site."""
 
     def __init__(
         self, name: str, folder: Path, make: Make, links: Links, disk: Disk | None = None, durable: bool = False
     ) -> None:
-        """`durable`: a checkpoint that was copied survives a power failure."""
+        """`durable`: copied checkpoints survive a power failure."""
         self.name, self.folder, self._make, self.links, self._durable = name, folder, make, links, durable
         self._disk = disk or Disk(name, [folder])
         self._low: str | None = None
-        """Why nothing is taken in at the moment."""
+        """Why no query may begin a batch at the moment, if the disk is full."""
         self._tries: dict[str, Tries] = {}
         self.queries: dict[str, StageQuery] = {}
         self.places: Mapping[str, str] = {}
-        """By instance, where it runs, as the orchestrator last said."""
+        """By instance: the site where it runs, as last sent by the orchestrator."""
         self.error: Exception | None = None
         self._failed: dict[str, str] = {}
         self._stale: dict[str, str] = {}
         self._logged: dict[str, Exception] = {}
-        """By instance: why it is stale, as it was last logged; an order to start it may be repeated."""
+        """By instance: why it is stale, as last logged; a command to start it may be repeated."""
         self._copying: dict[str, threading.Lock] = {}
         self._deaths: dict[str, list[float]] = {}
         self._awaited: set[str] = set()
@@ -98,27 +98,27 @@ class Site:
         self._watch = threading.Thread(target=self._watch_all, name=f"site-{name}", daemon=True)
 
     def open(self) -> None:
-        """Begin to start again what dies."""
+        """Start the thread that restarts dead queries."""
         self._watch.start()
 
     def close(self) -> None:
-        """Let nothing be started again."""
+        """Stop restarting queries."""
         self._closing.set()
         if self._watch.is_alive():
             self._watch.join()
 
     def checkpoint(self, instance: str) -> Path:
-        """Where the checkpoint of an instance lies."""
+        """The folder of an instance's checkpoint."""
         return below(self.folder, instance)
 
     # ── Instances ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
-        """Run an instance, from its checkpoint if it has one here; returns when it serves, unless told not to wait.
+        """Run an instance, from its checkpoint if it has one here; returns when it serves, or at once without `wait`.
 
-        Nothing happens if it runs. What does not start raises `Unstarted` if it has done no batch since its checkpoint
-        was copied here, in this life of the site or an earlier one; else `Retry`: its checkpoint has moved on, here
-        and nowhere else. `anew`: from an empty checkpoint, without the state of its keys, if it does not run.
+        Does nothing if the instance runs. If it does not start, raises `Unstarted` if it has run no batch since its
+        checkpoint was copied here, in this process or an earlier one; otherwise `Retry`: its checkpoint has advanced,
+        and only here. `anew`: from an empty checkpoint, without the state of its keys, if it does not run.
         """
         begun = self._begun(instance)
         try:
@@ -147,7 +147,7 @@ class Site:
         if low is not None:
             raise Full(low)
         self.links.look(instance)
-        if instance in self.queries:  # one that died: its last word to the checkpoint must not come after the new one's
+        if instance in self.queries:  # a dead one: its last write to the checkpoint must not follow the new one's
             self.queries[instance].stop()
         query = self._make(instance, self.checkpoint(instance))
         if anew:
@@ -156,7 +156,7 @@ class Site:
         self.queries[instance] = query
 
     def wait(self) -> None:
-        """Until everything that was started here serves."""
+        """Wait until everything that was started here serves."""
         for instance in list(self.queries):
             self._await(instance)
 
@@ -185,7 +185,7 @@ class Site:
             return self._batches_begun(instance)
 
     def stop(self, instance: str) -> None:
-        """Stop an instance and wait for its end. Nothing happens if it does not run."""
+        """Stop an instance and wait for its end. Does nothing if it does not run."""
         with self._changing:
             query = self.queries.pop(instance, None)
             for noted in (self._failed, self._stale, self._tries, self._logged):
@@ -198,8 +198,8 @@ class Site:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
         there = below(self.folder.parent, origin, instance)
         if there == self.checkpoint(instance):
-            raise Refused(f"the checkpoint of {instance} lies at {self.name} already; name the site it comes from")
-        # One at a time: an order that is repeated finds the first copy under way, whoever has given up waiting for it.
+            raise Refused(f"the checkpoint of {instance} is at {self.name} already; name another site to copy it from")
+        # One at a time: a repeated command may find the first copy in progress, if its caller has stopped waiting.
         with self._changing:
             copying = self._copying.setdefault(instance, threading.Lock())
         with copying:
@@ -219,30 +219,30 @@ class Site:
             if self._durable:
                 sync(here.parent)
         except (OSError, shutil.Error) as error:
-            shutil.rmtree(whole, ignore_errors=True)  # a full disk needs the room
+            shutil.rmtree(whole, ignore_errors=True)  # a full disk needs the space
             raise Unavailable(f"the checkpoint of {instance} cannot be copied to {self.name}: {error}") from error
         return sum(file.stat().st_size for file in here.rglob("*") if file.is_file())
 
     def place(self, places: dict[str, str]) -> None:
-        """Hear which instance runs at which site."""
+        """Set which instance runs at which site."""
         self.places = places
 
     # ── Links ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> None:
-        """Append messages to an instance's inbox, behind all that an instance here has sent to it."""
+        """Append messages to an instance's inbox, after all that `source`, an instance here, has sent to it."""
         self.links.send(source, destination, blob, count, writer, counter)
 
     def carry(self, to: str, size: int) -> float:
-        """How many seconds a checkpoint of so many bytes takes from here to another site."""
+        """The seconds that a checkpoint of `size` bytes takes from here to another site."""
         return self.links.carry(self.name, to, size)
 
     def cut(self, other: str, is_cut: bool = True) -> None:
-        """Let nothing through between here and another site, until the link is mended (`is_cut=False`)."""
+        """Cut the link between here and another site, until it is mended (`is_cut=False`)."""
         self.links.cut(self.name, other, is_cut=is_cut)
 
     def is_idle(self) -> bool:
-        """Whether nothing is under way on the links that begin here."""
+        """Whether nothing is in transit on the links that begin here."""
         return self.links.is_idle(self.name)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,11 +253,11 @@ class Site:
                 self._look_at_disk()
                 for instance in list(self.queries):
                     self._check(instance)
-            except Exception as error:  # whatever it is, it must be told, and the watch goes on
+            except Exception as error:  # any error is reported, and the watch continues
                 self.error = kept(LOGGER, f"the watch of site {self.name}", error, self.error)
 
     def _look_at_disk(self) -> None:
-        """Let nothing begin a batch while there is too little room, and everything when there is enough."""
+        """Hold all queries before their next batch while there is too little space; then release them."""
         low = self._disk.full
         with self._changing:
             for query in self.queries.values() if (low is None) != (self._low is None) else ():
@@ -265,8 +265,8 @@ class Site:
             self._low = low
 
     def _check(self, instance: str) -> None:
-        """A query that died is started again from its checkpoint; one that keeps dying is reported, and tried again
-        after a while; one that is not where it was is left alone."""
+        """Restart a query that died, from its checkpoint; report one that keeps dying, and retry it after a pause; do
+        not restart one whose checkpoint does not match its logs."""
         with self._changing:
             query = self.queries.get(instance)
             if query is None or instance in self._awaited or instance in self._stale:
@@ -288,20 +288,20 @@ class Site:
             self._deaths[instance] = [*deaths, now]
             if len(deaths) < RESTARTS:
                 LOGGER.warning(
-                    "the query of %s at %s has died and is started again: %s",
+                    "the query of %s at %s has died and is restarted: %s",
                     instance,
                     self.name,
                     told(query.exception),
                     exc_info=query.exception,
                 )
-                with suppress(Full):  # just now: it waits
+                with suppress(Full):  # since this moment: it is retried later
                     self._run(instance)
             else:
                 self._failed[instance] = f"{instance} at {self.name} keeps failing: {told(query.exception)}"
                 self._try_again(instance, query.exception)
 
     def _try_again(self, instance: str, error: Exception) -> None:
-        """Start a query after a pause, as often as it takes: there may be room on the disk then, or less to do."""
+        """Restart a query after a pause, without a limit: the disk may have space then, or the load may be lower."""
         now = time.monotonic()
         tries = self._tries.get(instance)
         if tries is None:
@@ -320,13 +320,15 @@ class Site:
                 self._set_stale(instance, stop)
 
     def _set_stale(self, instance: str, error: Exception) -> None:
-        """Report an instance that is not started again by itself."""
+        """Report an instance that is not restarted automatically."""
         before = self._logged.get(instance)
-        self._logged[instance] = kept(LOGGER, f"{instance} at {self.name} is not started by itself", error, before)
+        self._logged[instance] = kept(
+            LOGGER, f"{instance} at {self.name} is not restarted automatically", error, before
+        )
         self._stale[instance] = str(error)
 
     def _forgive(self, instance: str, query: StageQuery) -> None:
-        """There was room for a batch: the next time that the disk is full is the first one."""
+        """Reset the back-off of a query that has recovered: its next failure is the first one again."""
         tries = self._tries.get(instance)
         if tries is not None and (query.progress or time.monotonic() - tries.begun > CALM):
             tries.backoff.succeeded()
@@ -334,16 +336,16 @@ class Site:
             self._failed.pop(instance, None)
 
     def failed(self) -> dict[str, str]:
-        """Instances that keep dying, or that must not be started again, with the reason."""
+        """Instances that keep dying, or that must not be restarted, with the reason."""
         return {**self._failed, **self._stale}
 
     @property
     def stale(self) -> list[str]:
-        """Instances whose checkpoint and logs do not fit."""
+        """Instances whose checkpoint does not match their logs."""
         return sorted(self._stale)
 
     def status(self) -> SiteStatus:
-        """How things are here."""
+        """The status of the site."""
         return SiteStatus(
             instances={name: _status(query) for name, query in list(self.queries.items())},
             links=self.links.status(self.name),
@@ -354,22 +356,22 @@ class Site:
         )
 
     def _full(self) -> list[str]:
-        """What the instances say that a full disk has ended."""
+        """The errors of the instances that a full disk has ended."""
         return [tries.why for name, tries in list(self._tries.items()) if name not in self._failed]
 
     def batches(self) -> list[float]:
-        """How long the micro-batches here took, in milliseconds, as far as Spark remembers."""
+        """The durations of the micro-batches here, in milliseconds, as far as Spark retains them."""
         return [*self._past, *(ms for query in list(self.queries.values()) for ms in query.progress)]
 
 
 def _gist(error: Exception) -> str:
-    """The line of an error that speaks of the disk."""
+    """The line of an error that mentions the disk."""
     lines = [line.strip() for line in str(error).splitlines() if any(sign in line for sign in SIGNS)]
     return min(lines, key=len, default=type(error).__name__)[:200]
 
 
 def _contradiction(error: Exception) -> str | None:
-    """What a query died of, if another start would only do it again: it is not where its logs are."""
+    """The error of a query, if a restart would only repeat it: its checkpoint does not match its logs."""
     found = re.search(rf"errors\.(?:{Diverged.__name__}|{Stale.__name__}): (.+)", str(error))
     return found[1] if found else None
 
