@@ -193,7 +193,7 @@ class Engine:
         while not condition():
             if time.monotonic() > end:
                 raise Unavailable(
-                    f"waited {patience:.0f} s until {what}, timed out: {self.deployed.stuck()}\n{self.deployed.told()}"
+                    f"timeout: waited {patience:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
                 )
             self._tick()
 
