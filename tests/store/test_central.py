@@ -238,7 +238,7 @@ def test_of_a_key_that_is_twice_in_a_saving_the_newest_counts() -> None:
 def test_another_saving_of_the_same_number_is_refused_and_harms_nothing() -> None:
     store = CentralStore(Memory())
     store.write("s", increment(1, version("a", 1)))
-    with pytest.raises(Conflict, match="behind the last one"):
+    with pytest.raises(Conflict, match="above the last one"):
         store.write("s", increment(1, version("b", 1)))
     assert loaded(store) == {"a": b"a@0.1"}
 

@@ -1,1 +1,1 @@
-"""What proves and measures the product: simulator, chaos, benchmarks. Nothing in the product imports it."""
+"""Tests and measurements of the product: simulator, chaos, benchmarks. The product imports none of it."""

@@ -30,7 +30,7 @@ from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimm
 from whimbrel.log.contract import Entry, Lane, check_position, diverged, fitting
 from whimbrel.log.durability import sync
 from whimbrel.log.forks import FORKS
-from whimbrel.log.private import FILE, make_folder
+from whimbrel.log.private import make_file, make_folder
 
 FORMAT = 4
 APPLICATION = 0x57484D42  # "WHMB", so that another program's database is not mistaken for an old log
@@ -220,9 +220,9 @@ def _create(path: Path) -> None:
         make_folder(path.parent)
         with FORKS, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             draft = Path(folder, "draft")
+            make_file(draft)  # -journal, -wal and -shm will have the same mode
             with closing(sqlite3.connect(draft, isolation_level=None)) as db:
                 db.executescript(SCHEMA)
-            draft.chmod(FILE)  # -wal and -shm will have the same
             with suppress(FileExistsError):
                 os.link(draft, path)
         sync(path.parent)  # otherwise a power failure could lose the log: its name is not on the disk yet

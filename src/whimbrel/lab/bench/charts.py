@@ -1,6 +1,6 @@
 """Pictures of a comparison, drawn from its report: latency over time, bars, growth.
 
-Lines differ by style and marker, bars by hatching: colour alone tells nothing.
+Lines differ by style and marker, bars by hatching: never by colour alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ STYLES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "x")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 ROW = 3
-"""Cells beside each other."""
+"""The number of cells in a row."""
 
 
 def draw(report: dict[str, Any], folder: Path, stem: str) -> list[Path]:
-    """All pictures that the report has something for; where they lie."""
+    """Draw all pictures that the report has data for; return their paths."""
     drawn = []
     if any(run["series"] for run in report["runs"]):
         drawn.append(_latency(report, folder / f"{stem}-latency.png"))

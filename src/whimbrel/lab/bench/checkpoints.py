@@ -1,12 +1,11 @@
-"""What level-2 checkpoints cost: the same stage with a central store and without, in one session, taking turns.
+"""The cost of level-2 checkpoints: the same stage with a central store and without, in one session, alternating.
 
-Two applications run side by side and are fed one at a time, so that both are warm and what the machine does meanwhile
-hits both alike. Of each turn a window of whole save periods is looked at, amid the flow: so the one with a store pays
-for exactly as many increments as fall due. Then nothing comes until all is done, and the other one has its turn.
+Two applications run side by side and receive records one at a time, so that both are warm and other load on the machine
+affects both alike. Of each turn a window of whole save periods is measured, amid the flow: so it includes exactly as
+many increments as fall due. Then no records come until all work is done, and the other application has its turn.
 
-    steady     records at a fixed rate: delivered a second; and how long micro-batches took, and how much the processors
-               worked, a record
-    flood      as many as it can take: records delivered a second
+    steady     records at a fixed rate: delivered per second; and the time of micro-batches and the CPU time, per record
+    flood      the maximum load: records delivered per second
 
 Each key's results must count up one by one, and the store must have each key's last state.
 """
@@ -33,23 +32,23 @@ from whimbrel.pipeline import Pipeline
 
 WITH, WITHOUT = "with", "without"
 REMEMBER = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
-"""So that no micro-batch is forgotten."""
+"""So that Spark keeps the progress of all micro-batches."""
 PATIENCE = 300.0
-"""Seconds until what a turn has sent must be delivered and saved."""
+"""Seconds until all records of a turn must be delivered and saved."""
 BACKLOG = 20_000
-"""The source waits while more records do."""
+"""The source waits while more records than this wait."""
 
 Show = Callable[[str], None]
 
 
 class Tap(Load):
-    """A load that gives nothing until it is opened."""
+    """A load that emits nothing more, once filled, until `flow` is set."""
 
     flow: float | None = 0.0
 
     @property
     def rate(self) -> float | None:  # type: ignore[override]
-        """Rows a second, now; None: as many as can be had."""
+        """The current rate, in rows per second; None: unlimited."""
         return self.flow if self.filled else super().rate
 
 
@@ -70,7 +69,7 @@ class Candidate:
             self.counts[result.key] = count
 
     def feed(self, rate: float | None, lead: float, seconds: float) -> dict[str, float]:
-        """One turn: records flow for a while and then for so many seconds, which count."""
+        """One turn: records flow for `lead` seconds and then for `seconds`, which are measured."""
         self.tap.flow = rate
         time.sleep(lead)
         begun = self._reading()
@@ -85,8 +84,8 @@ class Candidate:
         }
 
     def _reading(self) -> tuple[float, float, float, float]:
-        """Records delivered, the time, and what micro-batches and processors have taken, in milliseconds, so far: when
-        a batch's results have come, for they come all at once."""
+        """Records delivered, the time, and the time of micro-batches and the CPU time, in milliseconds, so far: read
+        when a batch's results have arrived, because they arrive all at once."""
         outlet = self.app.gateway.first.outlet
         delivered, deadline = outlet.delivered, time.monotonic() + PATIENCE
         while outlet.delivered == delivered and time.monotonic() < deadline:
@@ -94,7 +93,7 @@ class Candidate:
         return outlet.delivered, time.monotonic(), sum(self.app.batches()), cpu_ms()
 
     def settle(self) -> None:
-        """Until everything that has come is delivered and, with a store, saved."""
+        """Wait until all ingested records are delivered and, with a store, saved."""
         deadline, flow = time.monotonic() + PATIENCE, self.app.gateway.first
         while not (
             self.tap.filled
@@ -105,7 +104,7 @@ class Candidate:
             for error in self.app.gateway.errors():
                 raise error
             if time.monotonic() > deadline:
-                raise Unavailable(f"{self.name}: not everything is done after {PATIENCE:.0f} s")
+                raise Unavailable(f"{self.name}: not everything is delivered and saved after {PATIENCE:.0f} s")
             time.sleep(0.02)
 
 
@@ -122,7 +121,7 @@ def measure(
     seed: int,
     show: Show = lambda what: None,
 ) -> dict[str, Any]:
-    """The figures. `spark` must remember its micro-batches (`REMEMBER`)."""
+    """Measure the figures. `spark` must keep the progress of its micro-batches (`REMEMBER`)."""
     url, window = str(folder / "store"), ceil(seconds / save_every) * save_every
     both: list[Candidate] = []
     try:
@@ -150,7 +149,7 @@ def measure(
 
 
 def compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Medians, and the median ratio of neighbours: with a store to without."""
+    """Medians, and the median ratio of neighbouring turns: with a store / without."""
     figures: dict[str, Any] = {"ratio": {}}
     for what in turns[WITH][0]:
         values = {name: [turn[what] for turn in series] for name, series in turns.items()}
@@ -161,13 +160,13 @@ def compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def stored(url: str) -> dict[str, int]:
-    """The counts that the store has, by key."""
+    """The counts in the store, by key."""
     bags = {one.key: one.unpacked() for one in CentralStore(url).load(WITH)}
     return {key: msgspec.msgpack.decode(bag.state)["count"] for key, bag in bags.items()}
 
 
 def cpu_ms() -> float:
-    """How much this process, and all that it has started, has worked so far."""
+    """The CPU time of this process and all its descendants so far, in milliseconds."""
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -175,7 +174,7 @@ def cpu_ms() -> float:
         except OSError:  # it has just ended
             continue
         pid = int(folder.name)
-        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))  # with its children that have ended
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))  # with its ended children
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more

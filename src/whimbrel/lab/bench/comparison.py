@@ -1,7 +1,7 @@
 """A comparison: the runs of a scenario one after the other in one session, and the report on them.
 
-One run that does not count comes first, because the first of everything is slow. Then the candidates take turns, in
-one order and in the other (a b c, c b a, ...): whatever the machine does in the course of an hour hits all alike.
+A warm-up run, which does not count, comes first, because first executions are slow. Then the candidates alternate, in
+one order and in reverse (a b c, c b a, ...): changes of the machine in the course of an hour affect all alike.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from whimbrel.lab.bench.run import Setting, check, run
 from whimbrel.lab.bench.scenarios import MIB, Scenario, little
 
 HEAVY = 64 * MIB
-"""Of state: more wants more memory for the JVM than Spark's gigabyte."""
+"""Bytes of state: above that, the JVM needs more memory than Spark's 1 GiB."""
 
 Show = Callable[[int, Setting, str], None]
-"""Called several times a second with the number of the run (0: the warm-up), its setting and what is going on."""
+"""Called several times a second with the number of the run (0: the warm-up), its setting and the current activity."""
 Tell = Callable[[int, Setting, dict[str, Any]], None]
-"""Called once a run with its number, its setting and its report."""
+"""Called once per run with its number, its setting and its report."""
 
 
 def plan(scenario: Scenario) -> list[Setting]:
@@ -40,10 +40,10 @@ def plan(scenario: Scenario) -> list[Setting]:
 
 
 class Comparison:
-    """The runs of a scenario; what is done stays, whatever happens to the rest."""
+    """The runs of a scenario; completed runs are kept, whatever happens to the rest."""
 
     def __init__(self, name: str, scenario: Scenario, seed: int) -> None:
-        """Refuses, with the reason, what this version of Whimbrel cannot do."""
+        """Refuses, with the reason, settings that this version of Whimbrel lacks."""
         self.name, self.scenario, self.seed, self.plan = name, scenario, seed, plan(scenario)
         for setting in self.plan:
             try:
@@ -56,12 +56,12 @@ class Comparison:
 
     @property
     def memory(self) -> dict[str, str]:
-        """What a session needs besides for so much state."""
+        """Additional configuration of a session for large state."""
         heavy = any(setting.keys * setting.state_bytes > HEAVY for setting in self.plan)
         return {"spark.driver.memory": "6g"} if heavy else {}
 
     def run(self, spark: Any, show: Show, tell: Tell) -> None:
-        """Warm up, then do every run. One that fails is noted, and the others go on."""
+        """Warm up, then execute every run. One that fails is recorded, and the others continue."""
         warm_up = little(self.plan[0])
         run(spark, warm_up, self.seed, lambda what: show(0, warm_up, what))
         for number, setting in enumerate(self.plan, 1):
@@ -76,11 +76,11 @@ class Comparison:
 
     @property
     def held(self) -> bool:
-        """Whether all runs are done, and each kept every promise."""
+        """Whether all runs are done, and each held every guarantee."""
         return len(self.runs) == len(self.plan) and all(run["held"] for run in self.runs)
 
     def report(self) -> dict[str, Any]:
-        """On the runs that are done."""
+        """The report on the completed runs."""
         medians = summary.summarise(self.runs)
         found = {
             **self._heading,

@@ -1,8 +1,8 @@
 """The demo: a cloud and two edges on this machine, a fleet of vehicles, and three moves under load.
 
-live      half of the vehicles, cloud → edge-1      nobody notices
+live      half of the vehicles, cloud → edge-1      not noticeable
 pause     the other half, cloud → edge-2            a short wait
-restart   edge-1's vehicles, edge-1 → cloud         what everybody has today
+restart   edge-1's vehicles, edge-1 → cloud         the usual way today
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from whimbrel.pipeline import Items, Pipeline
 SITES = ("cloud", "edge-1", "edge-2")
 STAGE = "speed"
 WARM_UP = 15.0
-"""Seconds of load before the clock starts: a young JVM is slow."""
+"""Seconds of load before the measurement starts: a new JVM is slow."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may be chosen."""
+    """The options of the demo."""
 
     seconds: float = 60.0
     rate: int = 2000
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Act:
-    """One move of the demo: when, as a share of the time, and what."""
+    """One move of the demo: its time, as a share of the duration, and its parameters."""
 
     at: float
     protocol: str
@@ -63,11 +63,11 @@ ACTS = (
 )
 
 Show = Callable[[float, "application.App", str], None]
-"""Called several times a second with the time since the start, the application, and what is going on."""
+"""Called several times a second with the time since the start, the application, and the current activity."""
 
 
 def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[str, Any]:
-    """Run it and return the report; the picture lies in `options.out`."""
+    """Run it and return the report; the picture is in `options.out`."""
     witness = Witness()
     rows = int((WARM_UP + options.seconds) * options.rate)
     readings = vehicles(options.keys, rows, options.seed)
@@ -94,7 +94,7 @@ def run(options: Options, show: Show = lambda seconds, app, what: None) -> dict[
                 time.sleep(0.05)
             moved += handle.migrations
         play(WARM_UP + options.seconds, "steady")
-        show(time.monotonic() - start, app, "delivering what is left")
+        show(time.monotonic() - start, app, "delivering the remaining results")
         judged = witness.judge(app, lambda: averages(readings()), moved, timeout=120)
     finally:
         app.stop()

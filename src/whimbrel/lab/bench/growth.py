@@ -15,7 +15,7 @@ BLOB = 1 << 20
 
 
 def copy_ms(folder: Path, size: int) -> float:
-    """Milliseconds to write so many bytes to a log of the kind that state travels through, and to read them back."""
+    """Milliseconds to write `size` bytes to a log of the kind that state is sent through, and to read them back."""
     path = folder / f"copy-{size}.db"
     log = EmbeddedLog(path)
     blob = os.urandom(min(size, BLOB))
@@ -32,7 +32,7 @@ def copy_ms(folder: Path, size: int) -> float:
 
 
 def growth(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
-    """Of a sweep: the line through its durations, what keys that stay change, and the bare copy of the same bytes."""
+    """Of a sweep: the line fitted to its durations, the effect of keys that stay, and a bare copy of the same bytes."""
     sizes = sorted({round(run["figures"]["state_bytes"]) for run in runs})
     return {
         "fit": {label: _line(mine) for label, mine in _by_label(runs)},
@@ -52,7 +52,7 @@ def _line(runs: Sequence[Run]) -> dict[str, float] | None:
 
 
 def _staying(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Where the same keys moved beside other numbers of keys that stayed: the longest move by the shortest."""
+    """Where the same keys moved with different numbers of keys that stayed: the longest move / the shortest."""
 
     def load(run: Run) -> tuple[int, int]:
         return run["parameters"]["moved"], run["parameters"]["state_bytes"]

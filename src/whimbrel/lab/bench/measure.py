@@ -1,7 +1,7 @@
-"""How each figure of a report is computed, from what was released, and when each migration ran.
+"""The computation of each figure of a report, from the releases and the times of each migration.
 
-The definitions are fixed (docs/operations/figures.md): a figure means the same in every report. What is right or wrong
-is in oracle.py.
+The definitions are fixed (docs/operations/figures.md): a figure means the same in every report. Correctness is checked
+in oracle.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from whimbrel.core.record import Result
 BEFORE = AFTER = 10_000_000
 """Microseconds before and after a move that it is compared with."""
 TAIL = 1_000_000
-"""What still counts as `during` after a move's end."""
+"""Microseconds after a move's end that still count as `during`."""
 
 
 class Release(NamedTuple):
-    """A result, and when the gate let it out."""
+    """A result, and when the gate released it."""
 
     at_us: int
     result: Result
@@ -35,11 +35,11 @@ class Release(NamedTuple):
         return self.at_us - self.result.ingress_us
 
 
-# ── How long ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Times ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and the maximum, in milliseconds, of microseconds; nothing of nothing."""
+    """p50, p99 and the maximum, in milliseconds, of microseconds; empty if there are no values."""
     if not len(values):
         return {}
     array = np.asarray(values) / 1000
@@ -62,16 +62,16 @@ def phases(migration: Migration) -> list[dict[str, Any]]:
 
 
 def longest_gap(times: Sequence[int], start: int, end: int) -> int:
-    """The longest time without a release that touches this span; a release on either side of it counts as its edge."""
+    """The longest time without a release that overlaps this span; the nearest release on either side is its edge."""
     first, last = bisect_left(times, start), bisect_right(times, end)
     around = times[max(0, first - 1) : last + 1]
     return max((b - a for a, b in pairwise(around)), default=0)
 
 
 def stabilised(releases: Sequence[Release], start: int, limit_us: float) -> float | None:
-    """Milliseconds until the first moment behind which all latencies of 10 s stay below a limit.
+    """Milliseconds until the first time after which all latencies stay below a limit for 10 s.
 
-    None if that was not seen: the releases may end before the 10 s do.
+    None if that was not observed: the releases may end before the 10 s do.
     """
     if not releases:
         return None

@@ -1,7 +1,7 @@
-"""What the results of a benched job must be: plain Python over its rows, without any code of the product.
+"""The expected results of a benchmark job: plain Python over its rows, without any code of the product.
 
-Nothing here knows logs, positions or epochs. A result is known by what it says itself (its key and how many records of
-the key came before it), so a record that the product loses at its intake, or takes in twice, shows as well.
+Nothing here uses logs, positions or epochs. A result is identified by its own content (its key and how many records of
+the key came before it), so a record that the product loses at its intake, or ingests twice, is detected as well.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from random import Random
 from typing import Any
 
 Delivered = tuple[Hashable, Hashable, Any]
-"""A result: the group within which the order counts (mostly its key), what it is known by there, and its values."""
+"""A result: the group within which the order matters (mostly its key), its identity there, and its values."""
 Expected = Mapping[Hashable, Sequence[tuple[Hashable, Any]]]
-"""By group, in order: what each result is known by, and its values."""
+"""By group, in order: the identity of each result, and its values."""
 
 FAULTS = ("lost", "duplicated", "out_of_order", "wrong")
-"""What must be zero, in every run."""
+"""The counts that must be 0 in every run."""
 
 
 def compare(expected: Expected, delivered: Iterable[Delivered]) -> dict[str, int]:
-    """Count what is lost, duplicated, out of order or wrong (docs/operations/figures.md)."""
+    """Count results that are lost, duplicated, out of order or wrong (docs/operations/figures.md)."""
     counts = dict.fromkeys(FAULTS, 0)
     wanted = {
         group: {name: (place, values) for place, (name, values) in enumerate(results)}
@@ -56,7 +56,7 @@ def key_counts(keys: Iterable[str], state_bytes: int, churn: bool) -> Expected:
         if state_bytes:
             if key not in ballasts:
                 ballasts[key] = Random(key).randbytes(state_bytes)
-            # Each record behind the first takes the first byte away and appends its number: 2, 3, ...
+            # Each record after the first removes the first byte and appends its number: 2, 3, ...
             place = count % state_bytes + (count - 1 if churn else 0)
             probe = ballasts[key][place] if place < state_bytes else (place - state_bytes + 2) % 256
         expected.setdefault(key, []).append((count, {"count": count, "probe": probe}))

@@ -1,8 +1,8 @@
-"""What being movable costs while nothing moves: the group processor against itself without what moves need.
+"""The cost of being movable while nothing moves: the group processor with and without the code for moves.
 
-`Bare` is an `Instance` without the protocols: nobody asks a record for its kind or whether its key has it already,
-nobody notes positions, nobody looks for departures. All else is the same code. Measured twice: in this process, many
-short rounds, which is precise; and as micro-batches through Spark, which is what a user would notice.
+`Bare` is an `Instance` without the protocols: no check of a record's kind or for duplicates, no tracking of positions,
+no search for departures. All else is the same code. Measured twice: in this process, many short rounds, which is
+precise; and as micro-batches through Spark, which is the cost that a user observes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOVABLE, BARE = "movable", "bare"
 
 
 class BareServing(Serving):
-    """Serves whatever comes: nothing can come twice."""
+    """Serves every record: there are no duplicates."""
 
     def serve(self, record: Record, out: Emissions, silent: bool = False) -> Served:
         entry = self._entries.get(record.key)
@@ -48,12 +48,12 @@ class BareServing(Serving):
 
 
 class Bare(Instance):
-    """A part that nothing can be moved from or to."""
+    """A part that no keys can be moved from or to."""
 
     serving_type: ClassVar[type[Serving]] = BareServing
 
     def apply(self, records: Sequence[Record]) -> Emissions:
-        """Apply one batch of data. What a host says at its start comes ahead of it, and means nothing here."""
+        """Apply one batch of data. The records of the host's start precede it, and are ignored here."""
         out = Emissions()
         while records and records[0].kind:
             records = records[1:]
@@ -77,7 +77,7 @@ class BareQuery(StageQuery):
 
 
 class Memory:
-    """A state store without Spark: what `StoredPart` asks of a handle and of its map."""
+    """A state store without Spark: the methods that `StoredPart` calls on a handle and on its map."""
 
     def __init__(self) -> None:
         self._blobs: dict[Any, Any] = {}
@@ -90,8 +90,8 @@ class Memory:
 def in_process(
     rounds: int = 150, keys: int = 2_500, rows: int = 5_000, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """The whole processor of one group with its store in memory: both get the same batches, taking turns. `clock` says
-    what a batch costs, in seconds or in whatever it counts."""
+    """The whole processor of one group with its store in memory: both get the same batches, alternating. `clock`
+    measures the cost of a batch, in seconds or in its own unit."""
     processors = {MOVABLE: GroupProcessor(MOVABLE, ship(Count()), 1), BARE: BareProcessor(BARE, ship(Count()), 1)}
     for processor in processors.values():
         processor.init(cast(StatefulProcessorHandle, Memory()))
@@ -110,7 +110,7 @@ def in_process(
 def through_spark(
     spark: SparkSession, folder: Path, batches: int = 30, keys: int = 10_000, rows: int = 20_000, warm_up: int = 6
 ) -> dict[str, Any]:
-    """Both as queries in one session, a batch of one and a batch of the other."""
+    """Both as queries in one session, with alternating batches."""
     running = [
         Candidate(spark, folder, MOVABLE, 2, rows, StageQuery),
         Candidate(spark, folder, BARE, 2, rows, BareQuery),
@@ -120,8 +120,8 @@ def through_spark(
 
 
 def _compared(times: dict[str, list[float]], warm_up: int) -> dict[str, Any]:
-    """The median ratio of neighbours, two turns at a time: what the machine does meanwhile, and who comes first, hits
-    both alike."""
+    """The median ratio of neighbouring batches, two turns at a time: other load on the machine, and the order in a
+    turn, affect both alike."""
     measured = {name: series[warm_up:] for name, series in times.items()}
     pairs = {name: [a + b for a, b in pairwise(series)] or series for name, series in measured.items()}
     ratios = [one / other for one, other in zip(pairs[MOVABLE], pairs[BARE], strict=True)]

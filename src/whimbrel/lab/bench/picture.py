@@ -25,8 +25,8 @@ def latency_over_time(
 ) -> None:
     """Median and worst latency of each group of keys, half a second at a time; each move is a band.
 
-    A move needs `start_us`, `end_us`, `protocol`, `label`. What was released before `zero` is left out.
-    `marks`: moments with their names, each a line.
+    A move needs `start_us`, `end_us`, `protocol`, `label`. Releases before `zero` are omitted.
+    `marks`: times with their names, each a line.
     """
     import matplotlib
 

@@ -1,6 +1,6 @@
 """A micro-batch under the tuned profile and under Spark's own: the same stage, the same small batches.
 
-A profile is a matter of a whole JVM, so each measurement is a process of its own, and the profiles take turns
+A profile belongs to a whole JVM, so each measurement is a separate process, and the profiles alternate
 (`python -m whimbrel.lab.bench.profiles`).
 """
 
@@ -23,7 +23,7 @@ WARM_UP = 20
 def latency(
     rounds: int, batches: int, rows: int, show: Callable[[str, list[float]], None] = lambda name, times: None
 ) -> dict[str, Any]:
-    """The report of `whimbrel bench latency`; `show` is told the times of each process."""
+    """The report of `whimbrel bench latency`; `show` receives the times of each process."""
     times: dict[str, list[float]] = {TUNED: [], STOCK: []}
     for turn in range(rounds):
         for name in (TUNED, STOCK) if turn % 2 == 0 else (STOCK, TUNED):
@@ -50,7 +50,7 @@ def _child(name: str, batches: int, rows: int) -> list[float]:
 
 
 def main(name: str, batches: int, rows: int) -> None:
-    """In a process of its own: measure one profile."""
+    """Measure one profile, in a separate process."""
     from whimbrel.lab.bench.throughput import Candidate, entries, take_turns
     from whimbrel.spark.query import StageQuery
     from whimbrel.spark.session import brief_session

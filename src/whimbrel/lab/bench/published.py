@@ -1,4 +1,4 @@
-"""What others have measured, as they state it: facts to put beside our own figures, not a race.
+"""Figures measured by others, as they state them: a reference for our own figures, not a competition.
 
 Other machines, other engines, other loads: compare orders of magnitude and shapes. Each line names its source.
 """

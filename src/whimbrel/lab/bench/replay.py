@@ -1,7 +1,7 @@
-"""A restoration by its records: what each one costs that is applied again, in silence or for real.
+"""The cost of a restoration by its records: of each that is replayed, silently or with results.
 
-Both kinds share micro-batches, so neither can be timed alone. Over some restorations with more or less of each, the
-time that replaying takes is a plane over the two numbers; its slopes are the prices, and what is left is paid once.
+Both kinds share micro-batches, so neither can be timed alone. Over several restorations with different numbers of each,
+the replay time is a plane over the two numbers; its slopes are the costs per record, and its intercept occurs once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from whimbrel.core.protocols.restore import REPLAYING
 from whimbrel.lab.bench.summary import Run
 
 LEAST = 4
-"""Runs: a plane goes through any three points."""
+"""The minimum number of runs: a plane fits any three points."""
 
 
 def replay(migrations: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of a run's restorations: how many records were applied again, in silence and for real (intermediate: they came
-    while nobody was there), and how long that took. Nothing of other moves."""
+    """Of a run's restorations: how many records were replayed, silently and with results (intermediate: they came
+    during the outage), and how long that took. Empty for other moves."""
     mine = [migration for migration in migrations if "replayed" in migration]
     if not mine:
         return {}
@@ -34,7 +34,7 @@ def replay(migrations: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def prices(runs: Sequence[Run]) -> dict[str, float] | None:
-    """Milliseconds for a record in silence, for an intermediate one, and once; None if the runs do not tell."""
+    """Milliseconds per silent record, per intermediate record, and once; None if the runs do not determine them."""
     rows = [run["figures"] for run in runs if "replay_ms" in run["figures"]]
     if len(rows) < LEAST:
         return None

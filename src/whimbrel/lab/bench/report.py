@@ -14,7 +14,7 @@ __all__ = ["heading", "revision", "write"]
 
 
 def heading(seed: int) -> dict[str, Any]:
-    """What every report begins with: which Whimbrel, which revision, which machine."""
+    """The beginning of every report: the version of Whimbrel, the revision, the machine."""
     return {
         "whimbrel": version("whimbrel"),
         "revision": revision(),
@@ -29,7 +29,7 @@ def heading(seed: int) -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The git revision of the checkout this code lies in, None outside of one."""
+    """The git revision of the checkout that contains this code, None outside of one."""
     here = Path(__file__).parent
     git = ["git", "-C", str(here), "rev-parse", "HEAD"]
     try:

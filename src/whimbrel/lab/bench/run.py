@@ -2,9 +2,9 @@
 
     start ─ fill: each key gets its state ─ settle ─ load, `before` seconds ─ the move ─ load, `after` ─ drain ─ judge
 
-What is measured is only the move. Everything before it is there so that the move meets a stream that runs, with all its
-state, on a JVM that is warm. Before a restoration the source dies: in the middle of whatever it does, at any moment
-between two increments. It comes back when its keys are elsewhere, so that a zombie is part of every such run.
+Only the move is measured. Everything before it ensures that the move starts on a running stream, with all its state, on
+a warm JVM. Before a restoration the source dies: in the middle of its work, at any time between two increments. It
+comes back when its keys are elsewhere, so that a zombie is part of every such run.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from whimbrel.pipeline import Pipeline
 SITES = ("cloud", "edge-1")
 STAGE = "count"
 SOURCE = f"{STAGE}-1"
-"""The instance that has all keys in the beginning."""
+"""The instance that has all keys at the beginning."""
 NO_MOVE = "none"
-"""In place of a protocol: nothing moves, the load is measured alone."""
+"""In place of a protocol: nothing moves, only the load is measured."""
 BIN_US = 250_000
 SETTLE = 30.0
-"""Seconds, at most, until no more than one second's records are under way."""
+"""The maximum seconds to wait until at most one second's records are in flight."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that may differ between two runs."""
+    """All parameters that may differ between two runs."""
 
     protocol: str = "live"
     options: dict[str, Any] = {}
-    """Of the protocol: what `migrate` is told besides."""
+    """Of the protocol: additional arguments of `migrate`."""
     keys: int = 10_000
     state_bytes: int = 1024
     """Of each key."""
@@ -57,27 +57,27 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 2000.0
     skew: float = 0.0
     active: float = 1.0
-    """The share of the keys that records come for; the others only have their state."""
+    """The share of the keys that receive records; the others only have their state."""
     share: float = 0.5
-    """Of the keys, that moves; `restart` and `restore` know no part of an instance and move all."""
+    """The share of the keys that moves; `restart` and `restore` move whole instances, so all keys."""
     moved: int | None = None
-    """The first so many keys, instead of a share."""
+    """The number of keys that move, the first ones, instead of a share."""
     instances: int | None = None
-    """Instead of a move to the other site: so many instances share the keys at the first one, if this version can."""
+    """Instead of a move to the other site: the number of instances to scale to at the first one, if supported."""
     link: str | None = None
     """Between the two sites, as `run(links=...)` takes it."""
     trigger: str = TRIGGER
-    """How often a site starts a micro-batch at most."""
+    """The minimum interval between micro-batches of a site."""
     spike: tuple[float, float] | None = None
-    """From the order on: so many times the rate, for so many seconds."""
+    """From the order on: the factor of the rate, and its duration in seconds."""
     save_every: float = 5.0
-    """With `restore`: seconds between two increments; only then there is a central store."""
+    """With `restore`: seconds between two increments; only then is there a central store."""
     outage: float = 0.0
     """With `restore`: seconds between the death of the source and the order."""
     before: float = 10.5
     after: float = 11.5
     patience: float = 180.0
-    """Seconds that filling, moving and draining may take, each."""
+    """The maximum seconds for filling, moving and draining, each."""
 
     @property
     def label(self) -> str:
@@ -86,7 +86,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restores(self) -> bool:
-        """Whether the source dies, and its keys come out of a central store."""
+        """Whether the source dies, and its keys are restored from a central store."""
         return self.protocol == "restore"
 
     @property
@@ -97,7 +97,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def described(parameters: dict[str, Any]) -> str:
-    """The load and the move of a run, in words; from its parameters as they stand in a report."""
+    """The load and the move of a run, in words; from its parameters as they are in a report."""
     moved = f"{parameters['share']:.0%}" if parameters["moved"] is None else f"{parameters['moved']:,}"
     return (
         f"{parameters['keys']:,} keys of {parameters['state_bytes']:,} bytes, {parameters['rate']:,.4g} records/s; "
@@ -106,11 +106,11 @@ def described(parameters: dict[str, Any]) -> str:
 
 
 Show = Callable[[str], None]
-"""Called several times a second with what is going on."""
+"""Called several times a second with the current activity."""
 
 
 def check(setting: Setting) -> None:
-    """Refuse what this version of Whimbrel cannot do, before anything starts."""
+    """Refuse settings that this version of Whimbrel lacks, before anything starts."""
     if setting.protocol not in (*PROTOCOLS, NO_MOVE):
         raise Refused(f"protocol {setting.protocol!r} is not there; this version has: {', '.join(PROTOCOLS)}")
     for option in setting.options:
@@ -121,7 +121,7 @@ def check(setting: Setting) -> None:
 
 
 def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None) -> dict[str, Any]:
-    """Run it. The report has `held`, `figures` (of the move as a whole) and `series` (latency over time) besides."""
+    """Run it. The report also has `held`, `figures` (of the move as a whole) and `series` (latency over time)."""
     check(setting)
     operator, witness = KeyCount(setting.state_bytes, setting.churn), Witness()
     load: Any = Load(
@@ -153,7 +153,7 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
             migrations = handle.migrations if handle else []
             _stabilise(migrations, witness.releases, setting, show)
             load.end()
-            show("delivering what is left")
+            show("delivering the remaining results")
             judged = witness.judge(
                 app,
                 lambda: key_counts(load.emitted_keys(), setting.state_bytes, setting.churn),
@@ -176,7 +176,7 @@ def run(spark: Any, setting: Setting, seed: int, show: Show = lambda what: None)
 
 
 def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
-    """Order what the setting asks for; `names` are the keys there are."""
+    """Order the move of the setting; `names` are all keys."""
     if setting.protocol == NO_MOVE:
         return None
     told = {"protocol": setting.protocol, "deadline": setting.patience, **setting.options}
@@ -193,7 +193,7 @@ def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
 
 
 def _interrupt(app: application.App, setting: Setting, show: Show) -> None:
-    """Let the source die, once there is something to restore it from."""
+    """Stop the source, once there is a checkpoint to restore it from."""
     for _ in _until(lambda: bool(app.checkpoints(STAGE)), setting.patience, "there is a checkpoint"):
         show("waiting for a checkpoint")
     _hold(random.uniform(0, setting.save_every), "some time after an increment", show)
@@ -202,8 +202,8 @@ def _interrupt(app: application.App, setting: Setting, show: Show) -> None:
 
 
 def _settle(app: application.App, witness: Witness, setting: Setting, show: Show) -> None:
-    """Until what filling has piled up is worked off: it must not count as the usual latency. A machine that is too slow
-    for the load never gets there; it is measured all the same, and the figures show it."""
+    """Wait until the backlog of filling is processed: it must not count as the usual latency. A machine that is too
+    slow for the load never gets there; it is measured nevertheless, and the figures show it."""
     end = time.monotonic() + SETTLE
     while app.first.gateway.sent - len(witness.releases) > max(10, setting.rate) and time.monotonic() < end:
         show("settling")
@@ -211,7 +211,7 @@ def _settle(app: application.App, witness: Witness, setting: Setting, show: Show
 
 
 def _stabilise(migrations: Sequence[Migration], releases: list[Release], setting: Setting, show: Show) -> None:
-    """Until the moved keys have been stable for as long as it takes to say so, or for as long again as `after`."""
+    """Wait until the moved keys have been stable for long enough to measure it, at most for `after` seconds more."""
     end = time.monotonic() + (setting.after if setting.after > AFTER / 1e6 else 0)
     while time.monotonic() < end:
         figures = [measure(m, m.move.selection, list(releases), 0) for m in migrations]
@@ -235,22 +235,22 @@ def _until(condition: Callable[[], bool], patience: float, what: str) -> Iterato
     end = time.monotonic() + patience
     while not condition():
         if time.monotonic() > end:
-            raise Unavailable(f"waited {patience:.0f} s in vain until {what}")
+            raise Unavailable(f"timeout: waited {patience:.0f} s until {what}")
         yield
         time.sleep(0.05)
 
 
 def _commits(app: application.App) -> float | None:
-    """The median time of a batch's commit of its state at the first site, in milliseconds, as Spark tells it."""
+    """The median time of a batch's commit of its state at the first site, in milliseconds, as Spark reports it."""
     recent = [progress for query in app.sites[SITES[0]].queries.values() for progress in query.state_commits]
     return float(np.median(recent)) if recent else None
 
 
-# ── A run in a few figures ───────────────────────────────────────────────────────────────────────────────────────────
+# ── The figures of a run ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def whole(migrations: Sequence[dict[str, Any]], spans: Sequence[tuple[int, int]]) -> dict[str, float | None]:
-    """The move of a run as one, also if it was carried out as several migrations: the worst of each, bytes together."""
+    """The move of a run as a whole, also if it became several migrations: the worst of each figure, bytes summed."""
     if not migrations:
         return {}
     latencies = [migration["latency_ms"] for migration in migrations]
@@ -277,7 +277,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def series(releases: Sequence[Release], migrations: Sequence[Migration]) -> dict[str, list[float]]:
-    """Latency of the moved keys over time, a quarter of a second at a time; second 0 is the order."""
+    """Latency of the moved keys over time, in steps of 0.25 s; second 0 is the order."""
     if not migrations:
         return {}
     start = min(span(migration)[0] for migration in migrations)

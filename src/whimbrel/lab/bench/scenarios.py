@@ -1,4 +1,4 @@
-"""The named comparisons, as data: which candidates, at which points of which sweep, how often, beside which figures."""
+"""The named comparisons, as data: candidates, points of the sweep, repetitions, and published figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison. Every candidate runs at every cell; a cell says what differs from `base` there."""
+    """One comparison. Every candidate runs at every cell; a cell contains its differences from `base`."""
 
     about: str
     base: Setting = Setting()
@@ -31,7 +31,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[dict[str, Any], ...] = ({},)
     repeat: int = 3
     fits: bool = False
-    """Whether a line is put through the durations, and the same bytes are copied without a move."""
+    """Whether a line is fitted to the durations, and the same bytes are copied without a move."""
     published: tuple[Published, ...] = ()
 
     @property
@@ -46,8 +46,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 LIVE_PAUSE = (Candidate("live"), Candidate("pause"))
 SLOW_LINK = "delay=20ms,rate=6mbit"
-"""An uplink of mobile networks. What a protocol gains depends on it: without a slow link all that differs is for how
-many micro-batches a key waits (docs/performance.md)."""
+"""An uplink of mobile networks. The benefit of a protocol depends on it: without a slow link, protocols differ only in
+the number of micro-batches for which a key waits (docs/performance.md)."""
 
 _DELAYS = (None, "delay=100ms", "delay=500ms")
 
@@ -65,21 +65,21 @@ SCENARIOS: dict[str, Scenario] = {
         published=known.MIGRATION_DOWNTIME,
     ),
     "thesis-e2": Scenario(
-        about="the source dies at any moment; what does each record cost that is applied again elsewhere?",
+        about="the source dies at any moment; what does each record cost that is replayed elsewhere?",
         base=Setting(keys=1000, state_bytes=100),
         candidates=(Candidate("restore"),),
         cells=tuple({"save_every": every, "outage": outage} for every in (2.0, 20.0) for outage in (1.0, 15.0)),
         published=known.RESTORATION,
     ),
     "thesis-e3": Scenario(
-        about="what a micro-batch pays to make 0, 1 or 5 MiB of state durable; nothing moves",
+        about="the cost of a micro-batch to commit 0, 1 or 5 MiB of state; nothing moves",
         base=Setting(keys=1, rate=1 / 0.3, churn=True, before=20.0, after=0.0),
         candidates=(Candidate(NO_MOVE),),
         cells=tuple({"state_bytes": mib * MIB} for mib in (0, 1, 5)),
         published=known.CHECKPOINTS,
     ),
     "pam-spike": Scenario(
-        about="a sudden spike of a few keys while half of all move over a slow link, by order of need or by name",
+        about="a sudden spike of a few keys while half of all move over a slow link, in order of need or by name",
         base=Setting(
             skew=1.1, active=0.05, rate=1000.0, state_bytes=4096, spike=(4.0, 5.0), link="delay=20ms,rate=20mbit"
         ),
@@ -87,7 +87,7 @@ SCENARIOS: dict[str, Scenario] = {
         published=known.PAM,
     ),
     "meces-keycount": Scenario(
-        about="a second instance takes half of the keys over, under load",
+        about="a second instance takes over half of the keys, under load",
         base=Setting(keys=100_000, state_bytes=0, instances=2),
         candidates=(*LIVE_PAUSE, Candidate("fetch")),
         published=known.MECES,
@@ -110,7 +110,7 @@ SCENARIOS: dict[str, Scenario] = {
         published=known.FALCON,
     ),
     "growth": Scenario(
-        about="1 MiB to 1 GiB in 1 to 100,000 keys; the same keys beside none, few or many that stay",
+        about="1 MiB to 1 GiB in 1 to 100,000 keys; the same keys with none, few or many others that stay",
         # A record writes the whole state of its key: at a high rate that, and not the move, would be measured.
         base=Setting(rate=10.0, patience=600.0),
         candidates=LIVE_PAUSE,
@@ -134,7 +134,7 @@ def scenario_named(name: str) -> Scenario:
 
 
 def candidate(text: str) -> Candidate:
-    """`live`, or with options: `push:order=key`."""
+    """Parse `live`, or with options: `push:order=key`."""
     protocol, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in filter(None, rest.split(":")):
@@ -146,7 +146,7 @@ def candidate(text: str) -> Candidate:
 
 
 def little(setting: Setting) -> Setting:
-    """The same with little of all, in a few seconds: to see that it works, or to warm up, not to measure."""
+    """The same setting reduced to a few seconds: to check that it works, or to warm up, not to measure."""
     keys = min(setting.keys, 60)
     return msgspec.structs.replace(
         setting,
@@ -164,7 +164,7 @@ def little(setting: Setting) -> Setting:
 
 
 def shortened(scenario: Scenario) -> Scenario:
-    """The first and the last cell of a scenario, with little of all, once."""
+    """The first and the last cell of a scenario, with reduced settings, once."""
     points = [little(point) for point in scenario.points()]
     ends = {msgspec.json.encode(point): point for point in (points[0], points[-1])}.values()
     return msgspec.structs.replace(
@@ -176,7 +176,7 @@ def shortened(scenario: Scenario) -> Scenario:
 
 
 def overridden(scenario: Scenario, given: dict[str, Any], candidates: Sequence[Candidate]) -> Scenario:
-    """With what a user asked for. A parameter that is given holds at every cell; cells that become alike are one."""
+    """Apply a user's choices. A parameter that is given holds at every cell; cells that become equal are merged."""
     cells = [{name: value for name, value in cell.items() if name not in given} for cell in scenario.cells]
     unlike = tuple({msgspec.json.encode(cell): cell for cell in cells}.values())
     return msgspec.structs.replace(

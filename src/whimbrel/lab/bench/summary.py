@@ -1,4 +1,4 @@
-"""Many runs in a few figures: medians for each candidate, for each cell of a sweep, and a line through a sweep."""
+"""Summaries of many runs: medians for each candidate, for each cell of a sweep, and a line fitted to a sweep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def figures(run: Run) -> dict[str, float | None]:
 
 
 def medians(runs: Sequence[Run]) -> dict[str, float | None]:
-    """The median of each figure. What a run does not have, such as a moment when it was stable, counts as endless."""
+    """The median of each figure. One that a run does not have, such as the time until it was stable, is infinite."""
     every = [figures(run) for run in runs]
     middle = {name: median(inf if (value := one[name]) is None else value for one in every) for name in FIGURES}
     return {name: None if isinf(value) else round(value, 3) for name, value in middle.items()}
@@ -78,7 +78,7 @@ def ratios(summary: dict[str, dict[str, float | None]]) -> dict[str, dict[str, d
 def fit(x: Sequence[float], y: Sequence[float]) -> dict[str, float] | None:
     """The straight line through some points and how well it fits: r² is the part of the variation that it explains.
 
-    None of fewer than three different points: a line goes through any two.
+    None for fewer than three different points: a line fits any two.
     """
     if len(set(x)) < 3:
         return None

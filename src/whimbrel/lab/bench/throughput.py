@@ -1,14 +1,14 @@
 """Throughput against stock PySpark: the same keyed count over the same records, one result per record, in one session.
 
-Four candidates, each a streaming query over its own inbox with the same entries; an entry is a micro-batch. They take
-turns: a batch of one, a batch of the next, and so on, then in the other order, so that whatever else the machine does
-hits all alike. A batch's time is Spark's own (`triggerExecution`). Stock queries write to Spark's `noop` sink, which
+Four candidates, each a streaming query over its own inbox with the same entries; an entry is a micro-batch. They
+alternate: a batch of one, a batch of the next, and so on, then in reverse order, so that other load on the machine
+affects all alike. A batch's time is Spark's own (`triggerExecution`). Stock queries write to Spark's `noop` sink, which
 costs nothing; Whimbrel's time includes the append of all results to its outbox.
 
     whimbrel                     the group processor, as any stage runs
     transformWithState           Spark's stateful processor for Rows, grouped by key
     transformWithStateInPandas   the same with pandas
-    native_count                 groupBy(key).count(): no Python, one result per *key*; a reference, not a rival
+    native_count                 groupBy(key).count(): no Python, one result per *key*; a reference, not a competitor
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SCHEMA = pa.schema([("value", pa.float64())])
 RESULT = "bin int, n bigint"
 
 Check = tuple[int, int, int]
-"""How many results, the sum of their counts, and the sum of counts times bins: the same results give the same."""
+"""The number of results, the sum of their counts, and the sum of counts times bins: equal for equal results."""
 
 
 class Count(Operator):
-    """How often each key has been seen."""
+    """Counts the records of each key."""
 
     class State(State):
         n: int = 0
@@ -59,7 +59,7 @@ class Count(Operator):
 
 
 class CountRows(StatefulProcessor):
-    """The same as Spark has it."""
+    """The same with Spark's Rows."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.count = handle.getValueState("count", "n bigint")
@@ -100,12 +100,12 @@ Ours = Callable[..., StageQuery]
 
 
 class Candidate:
-    """One query over its own inbox. `run` gives it one batch and says how many milliseconds that took."""
+    """One query over its own inbox. `run` processes one batch and returns its time in milliseconds."""
 
     def __init__(
         self, spark: SparkSession, folder: Path, name: str, partitions: int, batch_rows: int, ours: Ours | None = None
     ) -> None:
-        """`ours`: what makes the query of a Whimbrel stage; without it, `name` is one of the stock queries."""
+        """`ours`: creates the query of a Whimbrel stage; without it, `name` is one of the stock queries."""
         self.name, self._inbox = name, EmbeddedLog(folder / f"inbox-{name}")
         self._batches = 0
         self._metrics: list[dict[str, int | None]] = []
@@ -136,17 +136,17 @@ class Candidate:
         deadline = time.monotonic() + timeout
         while True:
             last = self._progress()[-1:]
-            # Not the batch's number: a query's first batch may find nothing.
+            # Not the batch's number: a query's first batch may be empty.
             if last and json.loads(last[0]["sources"][0]["endOffset"])["data"] == self._batches:
-                # Noted now: Spark remembers a hundred, of which some say only that there was nothing to do.
+                # Recorded now: Spark keeps 100 progress reports, and some of them are of empty batches.
                 self._metrics += last[0]["observedMetrics"].values()
                 return float(last[0]["durationMs"]["triggerExecution"])
             if not self.query.isActive or time.monotonic() > deadline:
-                raise Unavailable(f"{self.name} did no batch: {self.query.exception() or 'out of time'}")
+                raise Unavailable(f"{self.name} did not complete a batch: {self.query.exception() or 'timeout'}")
             time.sleep(0.01)
 
     def check(self) -> Check:
-        """Of all results so far."""
+        """The check of all results so far."""
         if self._outbox is not None:
             groups = [group for entry in self._outbox.read(0) for group in outgoing(entry)]
             results = [(result.values["n"], bin_of(result.key)) for group in groups for result in group.results]
@@ -184,7 +184,7 @@ _STOCK: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def entries(count: int, keys: int, rows: int) -> Iterator[bytes]:
-    """Micro-batches: each key as often as any other, in an order that looks like none."""
+    """Micro-batches: each key as often as any other, in a scattered order."""
     schema = entry_schema(SCHEMA)
     for batch in range(count):
         numbers = range(batch * rows, (batch + 1) * rows)
@@ -199,7 +199,7 @@ def entries(count: int, keys: int, rows: int) -> Iterator[bytes]:
 def take_turns(
     running: Sequence[Candidate], blobs: Iterable[bytes], batch_rows: int
 ) -> tuple[dict[str, list[float]], dict[str, Check]]:
-    """Give each candidate each batch, in one order and then in the other; the times of all batches, and the checks."""
+    """Run each batch with each candidate, in one order and then in reverse; returns all batch times, and the checks."""
     times: dict[str, list[float]] = {candidate.name: [] for candidate in running}
     try:
         for turn, blob in enumerate(blobs):

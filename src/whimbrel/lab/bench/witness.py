@@ -1,4 +1,4 @@
-"""The witness of a run: sees every release, and judges when everything is delivered."""
+"""The witness of a run: records every release, and judges the results when everything is delivered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whimbrel.lab.bench.oracle import FAULTS, Expected, compare
 
 
 class Witness:
-    """Give it to `run` as `watch`."""
+    """Pass it to `run` as `watch`."""
 
     def __init__(self) -> None:
         self.releases: list[Release] = []
@@ -24,9 +24,9 @@ class Witness:
     def judge(
         self, app: App, expect: Callable[[], Expected], migrations: Sequence[Migration], timeout: float
     ) -> dict[str, Any]:
-        """Wait until everything is delivered; then what was right, and what each migration cost.
+        """Wait until everything is delivered; then judge the results, and measure each migration.
 
-        `expect`: asked then what must have come, of a job with a result for each record that tells its `count`.
+        `expect`: returns the expected results then, of a job with a result for each record that contains its `count`.
         """
         app.wait(timeout)
         counts, expected = app.status()["records"], expect()

@@ -1,4 +1,4 @@
-"""The jobs that Whimbrel is measured with. Each comes with its records, made from a seed."""
+"""The jobs that Whimbrel is measured with. Each comes with its records, generated from a seed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class AverageSpeed(operator.Operator):
     """The running average speed of each vehicle."""
 
     class State(operator.State):
-        """What is known of one vehicle."""
+        """The state of one vehicle."""
 
         average: float = 0.0
         count: int = 0
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
-        """One reading."""
+        """Process one reading."""
         state.count += 1
         state.average += (event.speed - state.average) / state.count
         emit(vehicle=key, average=state.average, count=state.count)
@@ -39,7 +39,7 @@ VEHICLE_SCHEMA = "vehicle string, speed double"
 
 
 def vehicles(keys: int, rows: int, seed: int) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Readings of a fleet, each vehicle with a usual speed of its own."""
+    """Readings of a fleet, each vehicle with its own usual speed."""
 
     def readings() -> Iterator[dict[str, Any]]:
         rng = random.Random(seed)
@@ -55,13 +55,13 @@ def vehicles(keys: int, rows: int, seed: int) -> Callable[[], Iterator[dict[str,
 
 
 class KeyCount(operator.Operator):
-    """How often each key has been seen, with a state as heavy as one wants.
+    """Counts the records of each key, with a state of any size.
 
-    Each result shows one byte of the ballast, another one each time: ballast that was damaged on its way shows.
+    Each result contains one byte of the ballast, a different one each time: damage in transit is detected.
     """
 
     class State(operator.State):
-        """The count, and what makes it heavy."""
+        """The count, and ballast to make the state large."""
 
         count: int = 0
         ballast: bytes = b""
@@ -71,7 +71,7 @@ class KeyCount(operator.Operator):
         self.state_bytes, self.churn = state_bytes, churn
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
-        """One record."""
+        """Process one record."""
         state.count += 1
         if len(state.ballast) != self.state_bytes:
             state.ballast = random.Random(key).randbytes(self.state_bytes)
@@ -81,49 +81,49 @@ class KeyCount(operator.Operator):
 
 
 class Load:
-    """The records of a key-count: first one of each key, then keys by chance at a rate, until it is told to end.
+    """The records of a key-count: first one of each key, then random keys at a rate, until `end` is called.
 
-    A pipeline's source. Which keys come is a function of the seed alone, when they come is not: the rate may be
-    multiplied for some seconds. The dice are thrown thousands at a time: on the machine that is measured, making
-    records must cost next to nothing.
+    A pipeline's source. The sequence of keys is a function of the seed alone, their times are not: the rate may be
+    multiplied for some seconds. Random numbers are drawn thousands at a time: on the machine that is measured,
+    generating records must cost next to nothing.
     """
 
     lenient = False
     name = "load"
     CHUNK = 4096
     FILL_ROWS, FILL_BYTES = 5_000, 16 << 20
-    """How fast the state of all keys is made, each second: so many keys, or so many bytes, whichever is slower."""
+    """The rate at which the state of all keys is created: keys or bytes per second, whichever is slower."""
 
     def __init__(
         self, keys: int, rate: float, *, skew: float = 0.0, active: float = 1.0, seed: int = 1, state_bytes: int = 0
     ) -> None:
-        """`skew`: the exponent of a Zipf distribution over the keys; 0: all are alike. `active`: the share of the keys
-        that have more than their first record."""
+        """`skew`: the exponent of a Zipf distribution over the keys; 0: uniform. `active`: the share of the keys that
+        receive more than their first record."""
         self.keys, self.skew, self.active, self.seed = keys, skew, active, seed
         self.names = [f"key-{number:06}" for number in range(keys)]
         self.filled = False
-        """Whether every key has been given its first record."""
+        """Whether every key has received its first record."""
         self._usual, self._fill = rate, min(self.FILL_ROWS, self.FILL_BYTES / max(1, state_bytes))
         self._factor, self._until, self._ended = 1.0, 0.0, False
         self._emitted = 0
 
     @property
     def rate(self) -> float:
-        """Rows a second, now."""
+        """The current rate, in rows per second."""
         if not self.filled:
             return max(self._fill, 1.0)
         return self._usual * (self._factor if time.monotonic() < self._until else 1.0)
 
     def spike(self, factor: float, seconds: float) -> None:
-        """From now on, for some seconds, so many times the usual rate."""
+        """Multiply the usual rate by a factor, from now on, for some seconds."""
         self._factor, self._until = factor, time.monotonic() + seconds
 
     def end(self) -> None:
-        """Give no more records."""
+        """Emit no more records."""
         self._ended = True
 
     def source(self) -> Load:
-        """This, to read from."""
+        """Return itself, to read from."""
         return self
 
     def schema(self) -> pa.Schema:
@@ -139,11 +139,11 @@ class Load:
             yield number, {"key": key}
 
     def emitted_keys(self) -> Iterator[str]:
-        """The keys of all records that have been given, in their order."""
+        """The keys of all emitted records, in their order."""
         return islice(self._keys(), self._emitted)
 
     def _keys(self) -> Iterator[str]:
-        """The key of each record, without end: a function of the seed alone."""
+        """The infinite sequence of keys: a function of the seed alone."""
         yield from self.names
         rng = np.random.default_rng(self.seed)
         names = self.names

@@ -1,1 +1,1 @@
-"""Faults under load: a plan of them as data, an engine that carries it out on real processes, a verdict."""
+"""Faults under load: a fault plan as data, an engine that executes it on real processes, a verdict."""

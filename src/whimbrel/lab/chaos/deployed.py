@@ -1,7 +1,7 @@
-"""A deployment of real processes as chaos sees it: `whimbrel up`, its processes by name, its API, what it delivers.
+"""A deployment of real processes under chaos: `whimbrel up`, its processes by name, its API, its results.
 
-Every process inherits a mark in its environment, by which what is left over in the end is found: Spark's Python workers
-put themselves into process groups of their own.
+Every process inherits a mark in its environment, which identifies processes that are left over at the end: Spark's
+Python workers create process groups of their own.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from whimbrel.rpc.access import make_token
 
 MARK = "WHIMBREL_CHAOS"
 SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that are killed soon: compiling them well takes longer than they live."""
+"""For JVMs that are killed soon: optimizing compilation would take longer than they run."""
 Heal = Callable[[], None]
-"""Ends a fault. May raise `Retry`: then it is done again a little later."""
+"""Ends a fault. May raise `Retry`: then it is called again a little later."""
 LEFT = 20.0
-"""Seconds that what the processes had started has to end behind them."""
+"""Seconds that child processes have to end after their parents."""
 
 
 class Deployed:
-    """A running deployment. Used as a context: behind it nothing runs any more."""
+    """A running deployment. A context manager: all its processes have ended afterwards."""
 
     def __init__(
         self, folder: Path, load: Load, sites: Sequence[str], links: str, dead: float, options: Sequence[str] = ()
@@ -48,11 +48,11 @@ class Deployed:
         self.folder, self.data, self.load, self.sites = folder, folder / "data", load, list(sites)
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
-        """What `up` has said."""
+        """The output of `up`."""
         self.complaints: list[str] = []
-        """What a fault has found to be wrong."""
+        """Violations that a fault has detected."""
         self.heals: list[Heal] = []
-        """What ends the faults that are not over."""
+        """The functions that end the active faults."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
@@ -65,13 +65,13 @@ class Deployed:
                 env={
                     **os.environ,
                     "JAVA_TOOL_OPTIONS": SHORT_LIFE,
-                    "TMPDIR": str(folder / "tmp"),  # what is killed cannot clean up behind itself
+                    "TMPDIR": str(folder / "tmp"),  # a killed process cannot clean up
                     MARK: self.mark,
                 },
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C reaches this process only, which ends them in its own way
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others itself
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -91,12 +91,12 @@ class Deployed:
     # ── Processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def lives(self, name: str) -> list[int]:
-        """The process ids that one has had: `gateway`, `orchestrator`, or a site."""
+        """All process ids that `gateway`, `orchestrator` or a site has had."""
         start = f"{f'site {name}' if name in self.sites else name} runs as "
         return [int(line.removeprefix(start)) for line in list(self.lines) if line.startswith(start)]
 
     def is_up(self, name: str) -> bool:
-        """Whether its process runs, or is stopped, but is not dead."""
+        """Whether its process is running or stopped, and not dead."""
         lives = self.lives(name)
         with suppress(OSError, IndexError):
             stat = Path(f"/proc/{lives[-1]}/stat").read_text(encoding="utf-8", errors="replace")
@@ -104,35 +104,35 @@ class Deployed:
         return False
 
     def tree(self, name: str) -> list[int]:
-        """A process, and everything it started."""
+        """A process and all its children."""
         pid = self.lives(name)[-1]
         return [pid, *_session(pid)]
 
     def children(self, name: str, word: str) -> list[int]:
-        """What a process has started, as far as its command line has this word."""
+        """The children of a process whose command line contains this word."""
         return [pid for pid in self.tree(name)[1:] if word in _command(pid)]
 
     def send(self, pids: Sequence[int], number: signal.Signals) -> None:
-        """Send a signal to processes, if they are still there."""
+        """Send a signal to those of the processes that still exist."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def left(self) -> list[int]:
-        """All processes of this deployment that live."""
+        """All processes of this deployment that are alive."""
         return marked(MARK, self.mark)
 
-    # ── How it is ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, question: Callable[[], Any]) -> Any:
-        """An answer; None while the orchestrator is not there."""
+        """The result of a call; None while the orchestrator is unreachable."""
         try:
             return question()
         except Retry:
             return None
 
     def silences(self) -> dict[str, float]:
-        """By process: for how many seconds the orchestrator has not heard it; nothing if it cannot be asked."""
+        """By process: seconds since its last heartbeat; empty if the orchestrator is unreachable."""
         status = self.ask(self.client.status)
         return {name: one["silent_s"] for name, one in status["processes"].items()} if status else {}
 
@@ -141,11 +141,11 @@ class Deployed:
         return {name: site for stage in self.client.stages() for name, site in stage.instances.items()}
 
     def post(self, path: str, body: dict[str, Any], name: str) -> httpx.Response:
-        """A call to the API that may be repeated under its name: the client never does that of its own will."""
+        """Call the API with `name` as idempotency key, so that it can be repeated: the client itself never repeats."""
         return self._http.post(path, json=body, headers={"Idempotency-Key": name})
 
     def keys_at(self, sites: Sequence[str]) -> frozenset[str] | None:
-        """The keys, of both stages, that lie at these sites now; None if nobody can be asked."""
+        """The keys, of both stages, that are at these sites now; None if the orchestrator is unreachable."""
         found: set[str] = set()
         for stage, names in zip(STAGES, (self.load.names, self.load.shop_names), strict=True):
             routes = self.ask(partial(self.client.routes, stage, apart=10_000))
@@ -157,7 +157,7 @@ class Deployed:
         return frozenset(found)
 
     def delivered(self) -> int:
-        """Bytes of results that are out."""
+        """Bytes of results that are delivered."""
         out = self.folder / "out.jsonl"
         return out.stat().st_size if out.exists() else 0
 
@@ -168,11 +168,11 @@ class Deployed:
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def end_source(self) -> None:
-        """Let no more records come."""
+        """End the source: no more records come."""
         (self.folder / ENDING).touch()
 
     def end(self) -> list[int]:
-        """Let everything end in its own way; which processes are left over then."""
+        """Shut everything down gracefully; return the processes that are left over."""
         if self.up.poll() is None:
             self.up.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -187,9 +187,9 @@ class Deployed:
 
     def __exit__(self, *error: object) -> None:
         for heal in list(self.heals):
-            with suppress(Exception):  # whoever has to hear it may be gone; the others are healed all the same
+            with suppress(Exception):  # a process that it calls may be gone; the other faults are ended nevertheless
                 heal()
-        self.send(self.left(), signal.SIGCONT)  # what was stopped could not end
+        self.send(self.left(), signal.SIGCONT)  # a stopped process could not end
         try:
             self.end()
         finally:
@@ -203,12 +203,12 @@ class Deployed:
             self._http.close()
 
     def told(self) -> str:
-        """What it has said lately, for whoever wants to know why it does not run."""
+        """Its latest output and errors, to find out why it does not run."""
         errors = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
         return "\n".join([*self.lines[-20:], errors[-3_000:]])
 
     def stuck(self) -> str:
-        """What may keep it from coming to rest, as far as status says."""
+        """What may keep it from becoming idle, according to status."""
         status = self.ask(self.client.status)
         if status is None:
             return "the orchestrator does not answer"
@@ -225,10 +225,10 @@ class Deployed:
         found += (
             [f"the source: {source['error'] or 'it has not ended'}"] if source["error"] or not source["ended"] else []
         )
-        return "; ".join([*found, str(status["error"])] if status["error"] else found) or "nothing that status shows"
+        return "; ".join([*found, str(status["error"])] if status["error"] else found) or "status shows no cause"
 
     def check(self) -> None:
-        """Raise if `up` has ended, which nobody wanted."""
+        """Raise if `up` has ended unexpectedly."""
         if self.up.poll() is not None:
             raise Unavailable(f"whimbrel up has ended with status {self.up.returncode}:\n{self.told()}")
 
@@ -251,7 +251,7 @@ def _command(pid: int) -> str:
 
 
 def marked(name: str, mark: str) -> list[int]:
-    """All processes that live with this mark in their environment."""
+    """All live processes with this mark in their environment."""
     wanted = f"{name}={mark}".encode()
     return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if wanted in _environment(path)]
 
@@ -259,5 +259,5 @@ def marked(name: str, mark: str) -> list[int]:
 def _environment(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\0")
-    except OSError:  # it ended just now, or is no more than an entry in its parent's table
+    except OSError:  # it ended just now, or only its entry in the process table is left
         return []

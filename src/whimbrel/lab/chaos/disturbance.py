@@ -1,10 +1,10 @@
-"""What the job brings into each process: a wall clock and HTTP calls that can be disturbed from outside, by files.
+"""Hooks that the job installs in each process: its wall clock and HTTP calls can be disturbed from outside, by files.
 
-    clock-<role>    by how many microseconds the process's wall clock is off
-    calls-<role>    `requests`: what it asks of others does not arrive; `answers`: it does, but no answer comes back
+    clock-<role>    the offset of the process's wall clock, in microseconds
+    calls-<role>    `requests`: its calls to others do not arrive; `answers`: they do, but their responses are lost
 
-A packet filter would need root and a kernel with the right modules. Here the caller meets what it would meet behind
-one: a call waits until the cut is mended, as TCP would send it again, or until its own timeout.
+A packet filter would need root and a kernel with the right modules. Here the caller sees the same behaviour as with
+one: a call waits until the cut is mended, as TCP would retransmit it, or until its own timeout.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _time_ns = time.time_ns
 
 
 def true_us() -> int:
-    """The wall clock as the machine has it."""
+    """The undisturbed wall clock of the machine."""
     return _time_ns() // 1000
 
 
 def file_of(folder: Path, what: str, role: str) -> Path:
-    """The file by which a role is disturbed."""
+    """The file that disturbs a role."""
     return folder / f"{what}-{role}"
 
 
 def disturb(folder: Path, what: str, role: str, text: str) -> None:
-    """Disturb a role; an empty text ends it."""
+    """Disturb a role; an empty text ends the disturbance."""
     file = file_of(folder, what, role)
     if text:
         draft = file.with_name(f"{file.name}.draft")
@@ -42,7 +42,7 @@ def disturb(folder: Path, what: str, role: str, text: str) -> None:
 
 
 def install(folder: Path, role: str) -> None:
-    """Let this process be disturbed. Once: a job may be imported again."""
+    """Install the hooks in this process. Only once: a job may be imported again."""
     if time.time_ns is not _time_ns:
         return
     off, calls = _Told(file_of(folder, CLOCK, role)), _Told(file_of(folder, CALLS, role))
@@ -71,7 +71,7 @@ def _wait(calls: _Told, what: str, patience: float | None, error: type[httpx.Tim
 
 
 class _Told:
-    """What a file says; looked at several times a second at most."""
+    """The content of a file, read at most every `PERIOD` seconds."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._text, self._next = file, "", 0.0

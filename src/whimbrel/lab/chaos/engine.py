@@ -1,7 +1,7 @@
-"""The engine: orders the moves of a plan on a running deployment, strikes at their phases, and sees who comes back.
+"""The engine: orders the moves of a plan on a running deployment, injects faults in their phases, detects recovery.
 
-Whatever it waits for, it goes on to look who is back (`_tick`). Each fault is ended by a thread of its own: the engine
-itself may be waiting for an answer from whoever was struck.
+While it waits, it continues to check which targets have recovered (`_tick`). Each fault is ended by its own thread,
+because the engine itself may be waiting for a response from the target.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from whimbrel.orchestrator.orders import MigrationStatus
 
 PERIOD = 0.02
 LOOK = 0.3
-"""Seconds between two looks who is back."""
+"""Seconds between two checks for recovery."""
 PATIENCE = 8.0
-"""Seconds that a fault waits for the phase it is planned for; then it strikes in whichever it finds."""
+"""Seconds that a fault waits for its planned phase; then it is injected in the current phase."""
 START, REST = 600.0, 300.0
-"""Seconds that the deployment has to come up, and to come to rest."""
+"""Seconds that the deployment has to start, and to become idle."""
 KILLS = ("kill", "crash", "jvm", "checkpoint-gone")
-"""Faults behind which a process must have another life."""
+"""Faults after which a process must have restarted."""
 
 Show = Callable[[str], None]
-"""Told of everything that happens, a line each."""
+"""Receives a line for each event."""
 
 
 class Struck(msgspec.Struct, kw_only=True):
-    """A fault that has happened."""
+    """A fault that was injected."""
 
     at_us: int
     kind: str
@@ -57,11 +57,11 @@ class Struck(msgspec.Struct, kw_only=True):
     migration: str | None
     protocol: str | None
     phase: str
-    """As last seen; the journal knows better (`verdict.py`)."""
+    """As last seen; the journal is more exact (`verdict.py`)."""
     keys: frozenset[str]
-    """Whose results it may hold up."""
+    """The keys whose results it may delay."""
     back_ms: float | None = None
-    """Until the process was back, the link mended, the clock right."""
+    """Milliseconds until the process was back, the link mended, the clock right."""
 
 
 class Sick(NamedTuple):
@@ -69,22 +69,22 @@ class Sick(NamedTuple):
 
     struck: Struck
     ended: threading.Event
-    """Set when whatever was done has been undone."""
+    """Set when the fault has been undone."""
     life: int
-    """How many lives the process had had."""
+    """How often the process had been started before."""
 
 
 class Target(NamedTuple):
-    """Whom a fault strikes."""
+    """The target of a fault."""
 
     role: str
     name: str
     keys: frozenset[str]
-    """Whose results it may hold up."""
+    """The keys whose results it may delay."""
 
 
 class Engine:
-    """Strikes at one deployment."""
+    """Injects faults into one deployment."""
 
     def __init__(self, deployed: Deployed, show: Show) -> None:
         self.deployed, self._show = deployed, show
@@ -96,18 +96,20 @@ class Engine:
         """By process id: when it was first seen."""
 
     def warm_up(self) -> None:
-        """Until all live and results flow."""
-        self.until(lambda: len(self.deployed.silences()) == len(self.deployed.sites) + 1, START, "all processes live")
+        """Wait until all processes are alive and results flow."""
+        self.until(
+            lambda: len(self.deployed.silences()) == len(self.deployed.sites) + 1, START, "all processes are alive"
+        )
         running = lambda: all(site.running for site in self.deployed.client.sites())  # noqa: E731
         self.until(lambda: self.deployed.ask(running), START, "all instances run")
         self.until(lambda: self.deployed.delivered() > 50_000, START, "results flow")
 
     def play(self, plan: Sequence[Fault]) -> None:
-        """Carry out a plan."""
+        """Execute a plan."""
         start = time.monotonic()
         for fault in plan:
             self.pause(start + fault.at_s - time.monotonic())
-            self.orders.finish()  # standbys of faults before
+            self.orders.finish()  # standbys of earlier faults
             move = self.orders.order(fault.move)
             target = self.aim(fault.target, move)
             if fault.phase is None:
@@ -118,8 +120,8 @@ class Engine:
     # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def reach(self, move: Ordered, phase: str | None, patience: float = PATIENCE) -> MigrationStatus | None:
-        """Wait until a migration of a move is in a phase, the move is over, or the patience is; None: any phase will
-        do. Returns the one that was last seen there, or else under way."""
+        """Wait until a migration of a move is in a phase, the move is over, or `patience` seconds have passed; None:
+        any phase. Returns the migration last seen in the phase, or else one under way."""
         seen, called_off = None, False
         for found in self._watch(move.handle, patience):
             under_way = [one for one in found if not one.is_over]
@@ -129,11 +131,11 @@ class Engine:
                 break
             if phase in UNDOING and not called_off and seen.phase != "ordered":
                 called_off = True
-                self.deployed.ask(lambda: move.handle and move.handle.abort("chaos wants to see it undone"))
+                self.deployed.ask(lambda: move.handle and move.handle.abort("chaos tests the abort"))
         return seen
 
     def _watch(self, handle: RemoteHandle | None, patience: float) -> Iterator[list[MigrationStatus]]:
-        """The migrations of a move, again and again."""
+        """Poll the migrations of a move."""
         end = time.monotonic() + patience
         while handle is not None and time.monotonic() < end:
             found = self.deployed.ask(lambda: handle.migrations)
@@ -144,14 +146,14 @@ class Engine:
     # ── Faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def aim(self, role: str, move: Ordered, *, with_keys: bool = True) -> Target:
-        """Whom of a move to strike; waits until it is there to be struck. Whatever takes time is done here, as asking
-        which keys are there."""
+        """The target for a role in a move; waits until it is up. Whatever takes time is done here, such as the query
+        for the keys there."""
         others = [site for site in self.deployed.sites if site not in (move.source, move.destination)]
         places = {SOURCE: move.source, DESTINATION: move.destination, BYSTANDER: (others or [move.destination])[0]}
         name = f"{move.source}->{move.destination}" if role == LINK else places.get(role, role)
         sites = (move.source, move.destination) if role == LINK else (name,)
         if role not in (LINK, STORE):
-            self.until(lambda: self.deployed.is_up(name), START, f"{name} is there to be struck")
+            self.until(lambda: self.deployed.is_up(name), START, f"{name} is up")
         if role == GATEWAY:
             return Target(role, name, frozenset([*self.deployed.load.names, *self.deployed.load.shop_names]))
         is_asked = with_keys and role not in (ORCHESTRATOR, STORE)
@@ -161,7 +163,7 @@ class Engine:
     def strike(
         self, kind: str, target: Target, seconds: float, move: Ordered, seen: MigrationStatus | None, *, sign: int = 1
     ) -> Struck:
-        """Let a fault happen. `seen`: the migration that it is to strike at."""
+        """Inject a fault. `seen`: the migration that it is to hit."""
         life = len(self.deployed.lives(target.name))
         struck = Struck(
             at_us=time.time_ns() // 1000,
@@ -186,17 +188,17 @@ class Engine:
     # ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def until(self, condition: Callable[[], Any], patience: float, what: str) -> None:
-        """Wait for something; raises `Unavailable` if it does not happen."""
+        """Wait for a condition; raises `Unavailable` after `patience` seconds."""
         end = time.monotonic() + patience
         while not condition():
             if time.monotonic() > end:
                 raise Unavailable(
-                    f"waited {patience:.0f} s in vain until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
+                    f"timeout: waited {patience:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
                 )
             self._tick()
 
     def pause(self, seconds: float) -> None:
-        """Let some time pass."""
+        """Wait for some time."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._tick()
@@ -209,7 +211,7 @@ class Engine:
         time.sleep(PERIOD)
 
     def _look(self) -> None:
-        """Who is back?"""
+        """Record which targets have recovered."""
         silences = self.deployed.silences()
         for sick in [sick for sick in self._sick if sick.ended.is_set() and self._is_back(sick, silences)]:
             self._sick.remove(sick)
@@ -218,9 +220,9 @@ class Engine:
             self._show(f"{struck.target} is back, {struck.back_ms / 1000:.1f} s after the {struck.kind}")
 
     def _is_back(self, sick: Sick, silences: dict[str, float]) -> bool:
-        """Whether a fault that has been ended is over: whoever was dead has been heard in another life."""
+        """Whether a fault that was undone is over: a killed process has restarted and sent a heartbeat."""
         target, now = sick.struck.target, time.monotonic()
-        if not silences:  # the orchestrator itself is not there
+        if not silences:  # the orchestrator itself is unreachable
             return False
         if sick.struck.kind not in KILLS:
             return target not in silences or silences[target] < 2
@@ -230,18 +232,18 @@ class Engine:
         born = self._born.setdefault(lives[-1], now)
         return target not in silences or silences[target] < now - born
 
-    # ── Rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── End of a run ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def come_to_rest(self, patience: float = REST) -> None:
-        """Let every fault end, and every move, then the source; and wait until everything is delivered."""
-        self.until(lambda: not self._sick, patience, "everybody is back")
+        """Wait for the end of every fault and every move, end the source, and wait until everything is delivered."""
+        self.until(lambda: not self._sick, patience, "every target is back")
         self.until(self.orders.finish, patience, "every move is over")
         self.deployed.end_source()
         self.until(self.deployed.has_finished, patience, "everything is delivered")
 
 
 def _end_after(seconds: float, heal: Heal | None, heals: list[Heal]) -> threading.Event:
-    """End a fault when its time is over, as often as it takes; the event says when that is done."""
+    """End a fault when its time is over, with retries; the event is set when that is done."""
     ended = threading.Event()
     if heal is None:
         ended.set()
@@ -255,7 +257,7 @@ def _end_after(seconds: float, heal: Heal | None, heals: list[Heal]) -> threadin
                 heal()
                 heals.remove(heal)
                 ended.set()
-            except Retry:  # whoever has to hear it is not there now
+            except Retry:  # a process that it calls is unreachable
                 time.sleep(1)
 
     threading.Thread(target=end, name="end of a fault", daemon=True).start()

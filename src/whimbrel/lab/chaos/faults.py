@@ -1,11 +1,11 @@
-"""What each kind of fault does to the processes of a deployment, and how it is undone. Disks and files: storage.py.
+"""The effect of each kind of fault on the processes of a deployment, and how it is undone. Disks and files: storage.py.
 
-A fault is a function of the deployment and of what it is aimed at. It returns the deed that ends it, or None if there
-is nothing to end. That deed may raise `Retry`: then it is done again a little later; and it may be done twice. A new
-kind is a line in `KINDS` (plan.py) and one in `STRIKES`.
+A fault is a function of the deployment and of the target. It returns the function that ends it, or None if there is
+nothing to end. That function may raise `Retry`: then it is called again a little later; and it may be called twice. A
+new kind is a line in `KINDS` (plan.py) and one in `STRIKES`.
 
-Nothing is changed beyond the processes and the folder of the run: no rule of a packet filter, no mount. So there is
-nothing to be undone elsewhere if chaos itself is killed.
+Faults change nothing outside the processes and the folder of the run: no rule of a packet filter, no mount. So there is
+nothing to undo elsewhere if chaos itself is killed.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from whimbrel.lab.chaos.storage import Aim, limit
 Strike = Callable[[Deployed, Aim], Heal | None]
 
 HOUR_US = 3_600_000_000
-"""Clocks are off by whole hours, so that what they say is known but for hours (`verdict.py`)."""
+"""Clocks are wrong by whole hours, so that their times are known modulo hours (`verdict.py`)."""
 WORKERS = "whimbrel.spark.daemon"
 """In the command line of Spark's Python workers, and of the process they are forked from."""
 
 
-# ── Dead, or as good as ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Killed or stopped ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def kill(deployed: Deployed, aim: Aim) -> None:
-    """The process alone."""
+    """Kill the process only."""
     deployed.send(deployed.lives(aim.name)[-1:], signal.SIGKILL)
 
 
 def crash(deployed: Deployed, aim: Aim) -> None:
-    """The process and its children, at once."""
+    """Kill the process and its children, at once."""
     deployed.send(deployed.tree(aim.name), signal.SIGKILL)
 
 
 def jvm(deployed: Deployed, aim: Aim) -> None:
-    """The JVM of a site: the site must notice, and end."""
+    """Kill the JVM of a site: the site must detect that, and end."""
     deployed.send(deployed.children(aim.name, "java"), signal.SIGKILL)
 
 
 def workers(deployed: Deployed, aim: Aim) -> None:
-    """The Python workers of a site: batches under way fail."""
+    """Kill the Python workers of a site: batches under way fail."""
     deployed.send(_workers(deployed, aim.name), signal.SIGKILL)
 
 
 def _workers(deployed: Deployed, name: str) -> list[int]:
-    """Those that were forked from the daemon; the daemon itself if there are none just now."""
+    """The workers forked from the daemon; the daemon itself if there are none at present."""
     found = deployed.children(name, WORKERS)
     return [pid for pid in found if _parent(pid) in found] or found
 
@@ -74,17 +74,17 @@ def _parent(pid: int) -> int | None:
 
 
 def stop(deployed: Deployed, aim: Aim) -> Heal:
-    """Neither dead nor alive. Who is killed meanwhile has another life than the one that was stopped."""
+    """Stop processes, and continue the same ids: a process killed meanwhile has restarted under another id."""
     pids = deployed.tree(aim.name)
     deployed.send(pids, signal.SIGSTOP)
     return lambda: deployed.send(pids, signal.SIGCONT)
 
 
-# ── Short of something ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── Resource limits ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def memory(deployed: Deployed, aim: Aim) -> Heal:
-    """The Python workers of a site get no more memory than they have."""
+    """Limit the Python workers of a site to the memory they have."""
     pids = _workers(deployed, aim.name)
     page = os.sysconf("SC_PAGE_SIZE")
     for pid in pids:
@@ -99,7 +99,7 @@ def memory(deployed: Deployed, aim: Aim) -> Heal:
 
 
 def no_files(deployed: Deployed, aim: Aim) -> Heal:
-    """A process can open no file and no socket beyond those it has: `EMFILE`, as with any limit that is reached."""
+    """Let a process open no files or sockets beyond those it has: `EMFILE`, as at any limit that is reached."""
     pid = deployed.lives(aim.name)[-1]
     before, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     with suppress(OSError):
@@ -111,30 +111,30 @@ def no_files(deployed: Deployed, aim: Aim) -> Heal:
     return heal
 
 
-# ── Cut off, or confused ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── Network, clock and orders ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def cut(deployed: Deployed, aim: Aim) -> Heal:
-    """Until it is mended. A site that dies meanwhile comes back with a link that is whole, at its end."""
+    """Cut a link until it is mended. A site that dies meanwhile restarts with its end of the link mended."""
     deployed.ask(lambda: deployed.client.cut(*aim.pair))
     return lambda: deployed.client.mend(*aim.pair)
 
 
 def calls(deployed: Deployed, aim: Aim) -> Heal:
-    """One way: what a process asks of the others does not arrive, or is done and the answer does not come back. What
-    the others ask of it arrives."""
+    """One-way: calls of a process to the others do not arrive, or are carried out and their responses are lost. Calls
+    of the others to it arrive."""
     disturb(deployed.folder, CALLS, aim.name, REQUESTS if aim.sign > 0 else ANSWERS)
     return lambda: disturb(deployed.folder, CALLS, aim.name, "")
 
 
 def clock(deployed: Deployed, aim: Aim) -> Heal:
-    """An hour ahead, or back."""
+    """Set a wall clock an hour ahead, or back."""
     disturb(deployed.folder, CLOCK, aim.name, str(aim.sign * HOUR_US))
     return lambda: disturb(deployed.folder, CLOCK, aim.name, "")
 
 
 def replay(deployed: Deployed, aim: Aim) -> Heal:
-    """One order, by its name, three times at once; the fourth, later, must be answered as they were."""
+    """Send an order three times at once under one idempotency key; a fourth, later, must get the same response."""
     name, body = f"chaos-{time.monotonic_ns()}", {"stage": LEDGER, "at": aim.pair[0], "to": aim.pair[1], "share": 0.3}
     receipts: list[Any] = []
     threads = [threading.Thread(target=_send, args=(deployed, name, body, receipts)) for _ in range(3)]
@@ -145,15 +145,15 @@ def replay(deployed: Deployed, aim: Aim) -> Heal:
 
     def heal() -> None:
         if receipts and not _send(deployed, name, body, receipts):
-            raise Unavailable("nobody has answered")
+            raise Unavailable("the orchestrator has not answered")
         if any(receipt != receipts[0] for receipt in receipts):
-            deployed.complaints.append(f"the order {name} was taken more than once: {receipts}")
+            deployed.complaints.append(f"the order {name} was accepted more than once: {receipts}")
 
     return heal
 
 
 def _send(deployed: Deployed, name: str, body: dict[str, Any], receipts: list[Any]) -> bool:
-    """Send an order; whether somebody has answered. It may be refused: then nothing has happened, nor will."""
+    """Send an order; return whether there was a response. A refused order has no effect, now or later."""
     with suppress(httpx.HTTPError):
         answer = deployed.post("/migrations", body, name)
         if answer.status_code == 200:

@@ -2,8 +2,8 @@
 
     rows ──▶ prepare (drops some, doubles some) ──▶ ledger, by account, with timers ──▶ shops, by shop ──▶ out.jsonl
 
-The job file that all processes import is written into the run's folder and calls `job` here. What the results must be
-is computed by oracle.py, which shares nothing with this file but the rows.
+The job file that all processes import is written into the run's folder and calls `job` here. The expected results
+are computed by oracle.py, which shares nothing with this file but the rows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 STAGES = (LEDGER, SHOPS)
 ENDING, EMITTED, TIMES = "ending", "emitted", "times"
-"""Files of a run: when it is there the source ends; how many rows it has emitted then; when it emitted which."""
+"""Files of a run: its presence ends the source; the number of rows emitted until then; the times of emission."""
 EVERY = 20
-"""So many rows apart are those whose moment is written down."""
+"""The time of emission is recorded for one row of this many."""
 MOMENT = struct.Struct("<qq")
 START, STEP, DELAY = (
     datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rows.START_US),
@@ -45,15 +45,15 @@ START, STEP, DELAY = (
 )
 
 MADE = "row long, part long, kind string, account string, shop string, amount long, count long, digest long"
-"""What the first stage tells the second."""
+"""The schema of the first stage's results."""
 
 
 class Ledger(operator.Operator):
     """The first stage. Each result is a digest of all records of its account, in their order; and of a byte of the
-    ballast, another one each time, so that ballast damaged on its way shows."""
+    ballast, a different one each time, so that ballast damaged in transit is detected."""
 
     class State(operator.State):
-        """The digest so far, and what makes it heavy."""
+        """The digest so far, and ballast to make the state large."""
 
         count: int = 0
         digest: int = 0
@@ -63,7 +63,7 @@ class Ledger(operator.Operator):
         self.load = load
 
     def process(self, key: str, event: Any, state: Any, emit: Emit, ctx: Context) -> None:
-        """One record. Whatever was done before it raises must be undone."""
+        """Process one record. If it raises, all its changes must be undone."""
         if not state.ballast:
             state.ballast = random.Random(key).randbytes(self.load.weight(key))
         state.count += 1
@@ -76,7 +76,7 @@ class Ledger(operator.Operator):
             raise ValueError(f"the ledger raises on row {event.row}")
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
-        """The row that has set it is known by its moment."""
+        """The time of the timer identifies the row that has set it."""
         n = (ctx.now - DELAY - START) // STEP
         self._tell(emit, n, 0, TIMER, key, oracle.home(self.load, key), 0, state)
 
@@ -86,16 +86,16 @@ class Ledger(operator.Operator):
 
 
 class Shops(operator.Operator):
-    """The second stage. Each result tells its place in the shop, and a digest of all of its account's there."""
+    """The second stage. Each result contains its place in the shop, and a digest of all of its account's results."""
 
     class State(operator.State):
-        """How many there were, and a digest for each account."""
+        """The number of results, and a digest for each account."""
 
         place: int = 0
         pairs: dict[str, int] = {}
 
     def process(self, key: str, event: Any, state: Any, emit: Emit) -> None:
-        """One result of the first stage."""
+        """Process one result of the first stage."""
         if event.kind == ENTRY and rows.shop_raises(event.amount, event.part):
             state.place = -1
             raise ValueError(f"the shop raises on row {event.row}")
@@ -122,9 +122,9 @@ def prepare(df: DataFrame) -> DataFrame:
 
 
 class Rows:
-    """The source: goes on until a file `ending` is there, then says durably how many rows there were.
+    """The source: emits rows until a file `ending` exists, then persists how many there were.
 
-    It may be asked for rows again, from any number on, by a gateway that was started again.
+    A gateway that was restarted may read rows again, from any number on.
     """
 
     lenient, name = False, INTAKE
@@ -133,7 +133,7 @@ class Rows:
         self._load, self._folder, self.rate = load, folder, load.rate
 
     def source(self) -> Rows:
-        """This, to read from."""
+        """Return itself, to read from."""
         return self
 
     def schema(self) -> pa.Schema:
@@ -170,7 +170,7 @@ def emitted(folder: Path) -> int | None:
 
 
 def moments(folder: Path) -> list[tuple[int, int]]:
-    """Rows with the moment at which each was emitted, in this order; a row that came again has its last one."""
+    """Rows with their times of emission, in this order; a row that was emitted again has its last time."""
     file = folder / TIMES
     blob = file.read_bytes() if file.exists() else b""
     whole = blob[: len(blob) - len(blob) % MOMENT.size]
@@ -178,7 +178,7 @@ def moments(folder: Path) -> list[tuple[int, int]]:
 
 
 def write_job(folder: Path, load: Load) -> Path:
-    """The job file of a run in this folder."""
+    """Write the job file of a run to this folder."""
     path = folder / "chaos_job.py"
     lines = [
         '"""Made by `whimbrel chaos`."""',
@@ -201,6 +201,6 @@ def job(file: str, load: Load) -> Pipeline:
 
 
 def role_of(command: list[str]) -> str:
-    """Whose command line this is: `gateway`, `orchestrator`, or the name of a site."""
+    """The role that a command line starts: `gateway`, `orchestrator`, or the name of a site."""
     role, name = (*command[1:3], "", "")[:2]
     return name if role == "site" else role

@@ -1,12 +1,12 @@
-"""What a run of chaos must deliver: plain Python over its rows, without any code of the product.
+"""The expected results of a chaos run: plain Python over its rows, without any code of the product.
 
-The first stage is keyed by account. The second is keyed by shop: in which order the records of two accounts reach a
-shop is nobody's promise. So a result of the second stage tells the chain of its own pair of account and shop, whose
-order is promised, and beside it its `place` among all results of the shop, which must count 1, 2, 3, ... in the order
-in which they are delivered.
+The first stage is keyed by account. The second is keyed by shop: the order in which the records of two accounts reach a
+shop is not guaranteed. So a result of the second stage contains the chain of its own pair of account and shop, whose
+order is guaranteed, and also its `place` among all results of the shop, which must count 1, 2, 3, ... in the order of
+delivery.
 
-Timers: event times grow with the row number. A timer for moment T fires behind all records of its account that are
-older than T and before all others, whichever tick or record brings the time. What it tells is known exactly.
+Timers: event times grow with the row number. A timer for time T fires after all records of its account that are older
+than T and before all others, whichever tick or record advances the time. So its result is known exactly.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from whimbrel.lab.chaos import rows
 from whimbrel.lab.chaos.rows import Load, row
 
 INTAKE, LEDGER, SHOPS = "rows", "ledger", "shops"
-"""Where a dead letter may come from: the source, and the two stages."""
+"""The origins of dead letters: the source, and the two stages."""
 ENTRY, TIMER = "entry", "timer"
 
 
 class Letter(NamedTuple):
-    """A dead letter, by what caused it."""
+    """A dead letter, identified by its cause."""
 
     where: str
     row: int
@@ -38,7 +38,7 @@ class Letter(NamedTuple):
 
 @dataclass
 class Account:
-    """One key of the first stage."""
+    """The state of one key of the first stage."""
 
     ballast: bytes
     count: int = 0
@@ -48,19 +48,19 @@ class Account:
 
 @dataclass
 class Expectation:
-    """What must come of the first so many rows."""
+    """The expected output of the first rows."""
 
     results: dict[Hashable, list[tuple[Hashable, Any]]] = field(default_factory=lambda: defaultdict(list))
     """By shop and account."""
     letters: Counter[Letter] = field(default_factory=Counter)
     accepted: int = 0
-    """Rows that the intake must take."""
+    """Rows that the intake must accept."""
     timers: int = 0
-    """Results of timers among the results."""
+    """The number of results of timers."""
 
 
 def expect(load: Load, count: int) -> Expectation:
-    """What must come of the first so many rows."""
+    """Compute the expected output of the first `count` rows."""
     found = Expectation()
     accounts = {name: Account(Random(name).randbytes(load.weight(name))) for name in load.names}
     latest = 0
@@ -80,7 +80,7 @@ def expect(load: Load, count: int) -> Expectation:
 
 
 def _take(found: Expectation, load: Load, account: Account, values: Mapping[str, Any], part: int) -> None:
-    """One row of an account, as `prepare` made it."""
+    """Process one row of an account, as `prepare` emits it."""
     n, amount = values["row"], values["amount"]
     _fire(found, load, values["account"], account, values["at"])
     if rows.ledger_raises(amount, part):
@@ -116,11 +116,11 @@ def _tell(found: Expectation, shop: str, name: str, account: Account, kind: str,
     chain.append(((kind, n, part), values))
 
 
-# ── Judging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Comparison ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def judge(expected: Expectation, delivered: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What is lost, duplicated, out of order or wrong among results, in the order of their release."""
+    """Count results that are lost, duplicated, out of order or wrong. `delivered`: in the order of their release."""
     results = list(delivered)
     counts = compare(expected.results, map(_named, results))
     counts["wrong"] += _displaced(expected.results, results)
@@ -133,9 +133,9 @@ def _named(result: Mapping[str, Any]) -> Delivered:
 
 
 def _displaced(expected: Expected, results: Iterable[Mapping[str, Any]]) -> int:
-    """Places of a shop that do not count 1, 2, 3, ..., though nothing of the shop is lost, doubled or out of order.
+    """Count places of a shop other than 1, 2, 3, ..., unless a result of the shop is lost, duplicated or out of order.
 
-    If something is, that is counted, and the places behind it say the same once more.
+    If one is, it is counted already, and wrong places after it are only a consequence.
     """
     by_shop: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
@@ -151,7 +151,7 @@ def _displaced(expected: Expected, results: Iterable[Mapping[str, Any]]) -> int:
 
 
 def judge_letters(expected: Expectation, found: Counter[Letter]) -> dict[str, int]:
-    """Dead letters that are missing, that are there more than once, and that should not be there."""
+    """Count dead letters that are missing, duplicated, and unexpected."""
     return {
         "lost": sum(1 for letter in expected.letters if not found[letter]),
         "duplicated": sum(count - 1 for letter, count in found.items() if letter in expected.letters and count > 1),

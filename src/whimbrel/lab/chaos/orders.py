@@ -1,4 +1,4 @@
-"""What chaos orders of a deployment: moves by all protocols, standbys, more or fewer instances, a site emptied."""
+"""The orders of chaos to a deployment: moves by all protocols, standbys, scaling, draining a site."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from whimbrel.lab.chaos.plan import DRAIN, MIGRATE, SCALE, STANDBY, Move
 from whimbrel.orchestrator.orders import MigrationStatus
 
 DEADLINE = 60.0
-"""Seconds that a move has."""
+"""The deadline of a move, in seconds."""
 BUDGET = 30_000
-"""Bytes that a part ships in a batch: a move takes several, so that there is something to strike at."""
+"""Bytes that a part ships in a batch: a move takes several batches, so that faults can hit it."""
 WHOLE = ("restart", "restore")
-"""Protocols that take all that an instance has."""
+"""Protocols that move all keys of an instance."""
 
 
 class Ordered(NamedTuple):
@@ -31,7 +31,7 @@ class Ordered(NamedTuple):
     """Whether it was ordered just now."""
 
     def migrations(self) -> list[MigrationStatus]:
-        """As they are now."""
+        """Their current status."""
         return self.handle.migrations if self.handle else []
 
 
@@ -42,13 +42,13 @@ class Orders:
         self._deployed, self._client = deployed, deployed.client
 
     def order(self, move: Move) -> Ordered:
-        """Order a move from any site that has keys to any other. If none is possible now: one that is under way, or
-        none."""
+        """Order a move from any site that has keys to any other. If none is possible now, returns one that is
+        under way, or none."""
         pairs = self._pairs(move)
         for source, destination in pairs:
             try:
                 handle = self._give(move, source, destination)
-            except (Refused, Retry):  # another move has some of the keys, or nobody takes orders
+            except (Refused, Retry):  # another move has some of the keys, or the orchestrator is unreachable
                 continue
             if not handle.is_noop:
                 return Ordered(handle, move.protocol, source, destination, True)
@@ -74,7 +74,7 @@ class Orders:
         return self._client.migrate(move.stage, to=destination, at=source, **some, **told)
 
     def _pairs(self, move: Move) -> list[tuple[str, str]]:
-        """All pairs of sites, those first whose first has keys; beginning with any of them."""
+        """All pairs of sites, those first whose source has keys; rotated by `move.pick`."""
         sites = self._deployed.ask(self._client.sites) or []
         keys = {site.name: site.keys for site in sites}
         pairs = list(permutations(self._deployed.sites, 2))
@@ -82,7 +82,7 @@ class Orders:
         return sorted([*pairs[first:], *pairs[:first]], key=lambda pair: not keys.get(pair[0]))
 
     def finish(self) -> bool:
-        """Let standbys that wait take over; whether nothing is under way any more."""
+        """Let waiting standbys take over; return whether no move is under way any more."""
         found = self._deployed.ask(self._client.migrations)
         for one in found or []:
             if one.is_standby:
@@ -90,6 +90,6 @@ class Orders:
         return found is not None and all(one.is_over for one in found)
 
     def take_over(self, id: str) -> None:
-        """Let a standby take its keys over, if it still waits and somebody takes orders."""
+        """Let a standby take over its keys, if it still waits and the orchestrator is reachable."""
         with suppress(Refused, Retry):
             self._client.take_over(id)

@@ -1,7 +1,7 @@
-"""Kills in every phase: one move after the other, each killed once, until every party has died in every phase.
+"""Kills in every phase: one move after the other, one kill in each, until every party has died in every phase.
 
-A phase may be over before it is seen. So each case has some tries, the journal says afterwards in which phase the kill
-came, and what was not hit is told.
+A phase may end before it is seen. So each case has several tries, the journal shows afterwards in which phase the kill
+happened, and the report lists cases that were not hit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from whimbrel.lab.chaos.plan import DESTINATION, GATEWAY, MIGRATE, ORCHESTRATOR,
 VICTIMS = (SOURCE, DESTINATION, GATEWAY, ORCHESTRATOR)
 TRIES = 3
 PATIENCE = 300.0
-"""Seconds until a move is over and its victim back."""
+"""Seconds that a move has to end, and its victim to come back."""
 SHARE = 0.6
-"""Of the keys of a site, that each move takes."""
+"""The share of a site's keys that each move takes."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A party that is to die in a phase."""
+    """A party to be killed in a phase."""
 
     protocol: str
     phase: str
@@ -35,26 +35,26 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct):
-    """What came of a case."""
+    """The outcome of a case."""
 
     case: Case
     found: list[str]
-    """Of each try: in which phase the kill came, by the journal."""
+    """Of each try: the phase in which the kill happened, by the journal."""
     ended: str
     """How the last move ended."""
     reason: str | None
     after: float | None = None
-    """In how many seconds behind the order the phase was half over, by the journal, if it was not hit."""
+    """The seconds after the order at which the phase was half over, by the journal, if it was not hit."""
 
     @property
     def is_hit(self) -> bool:
-        """Whether the last kill came in the phase it was meant for."""
+        """Whether the last kill happened in its planned phase."""
         return self.found[-1:] == [self.case.phase]
 
 
 def cases(protocols: Sequence[str] = (), wanted: Sequence[str] = (), victims: Sequence[str] = ()) -> list[Case]:
-    """All of them, or those of some protocols, phases and victims. The victims take turns, so that each has lived for a
-    while when its turn comes again."""
+    """All cases, or those of some protocols, phases and victims. The victims alternate, so that each has run for a
+    while before it is killed again."""
     known = list(dict.fromkeys(phase for protocol in PROTOCOLS for phase in phases(protocol)))
     for what, names, there in (
         ("protocol", protocols, list(PROTOCOLS)),
@@ -79,7 +79,7 @@ def cases(protocols: Sequence[str] = (), wanted: Sequence[str] = (), victims: Se
 def play(
     engine: Engine, wanted: Sequence[Case], phase_of: Callable[[str, int], tuple[str, Migration]]
 ) -> Iterator[Outcome]:
-    """Carry cases out. `phase_of`: in which phase a migration was at a moment, by the journal, and the migration."""
+    """Run cases. `phase_of`: returns the phase of a migration at a time, by the journal, and the migration."""
     for case in wanted:
         outcome = Outcome(case, [], "", None)
         while not outcome.is_hit and len(outcome.found) < TRIES:
@@ -95,7 +95,7 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
     def is_ordered() -> bool:
         nonlocal ordered
         engine.orders.finish()
-        # A standby waits: only so can it be struck there, or called off before it has taken over.
+        # A standby waits: only then can it be hit in this phase, or aborted before it has taken over.
         deed = STANDBY if case.phase in ("standby", "ceasing") else MIGRATE
         ordered = time.monotonic()
         moves.append(engine.orders.order(Move(case.protocol, SHARE, 0.0, deed=deed)))
@@ -107,7 +107,7 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
     target = engine.aim(case.victim, move, with_keys=outcome.after is None)
     if outcome.after is None:
         seen = engine.reach(move, case.phase, PATIENCE)
-    else:  # it is too short to be seen; the try before has shown when it comes
+    else:  # the phase is too short to be seen; the previous try has shown its time
         time.sleep(max(0.0, ordered + outcome.after - time.monotonic()))
         seen = None
     struck = engine.strike("kill", target, 0.0, move, seen)
@@ -120,7 +120,7 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
 
 
 def middle(migration: Migration, phase: str) -> float | None:
-    """In how many seconds behind the order a phase was half over; None if it never came, or came of an abort."""
+    """The seconds after the order at which a phase was half over; None if it did not occur, or belongs to an abort."""
     story = migration.story
     lines = [place for place, line in enumerate(story) if line.phase == phase]
     if not lines or not lines[0] or phase in UNDOING:

@@ -1,9 +1,9 @@
-"""Which faults strike, and when: a pure function of the seed, so that the same run can be ordered again.
+"""Which faults are injected, and when: a pure function of the seed, so that the same run can be repeated.
 
-Only the plan is the same, not what it meets: how far a move is when its moment comes is up to the machine.
+Only the plan is the same, not its effect: how far a move is at the planned time depends on the machine.
 
-Kinds, the targets of each kind, and protocols with their phases are dealt like cards: nothing comes twice before
-everything has come once.
+Kinds, the targets of each kind, and protocols with their phases are drawn without replacement: none comes twice before
+all have come once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED
 SOURCE, DESTINATION, BYSTANDER = "source", "destination", "bystander"
 GATEWAY, ORCHESTRATOR, LINK, STORE = "gateway", "orchestrator", "link", "store"
 SITES = (SOURCE, DESTINATION, BYSTANDER)
-"""Of a move: where its keys were, where they go, and a site that has nothing to do with it."""
+"""Of a move: where its keys were, where they go, and a site that takes no part in it."""
 PROCESSES = (*SITES, GATEWAY, ORCHESTRATOR)
 PER_MINUTE = 6
-"""Faults, unless told otherwise."""
+"""Faults per minute."""
 UNDOING = frozenset({"aborting", "resuming", "ceasing", "returning"})
-"""Phases that a move comes to only if it is called off."""
+"""Phases that a move enters only if it is aborted."""
 
 T = TypeVar("T")
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A kind of fault: whom it may strike, and between how many seconds it lasts (0: it is over at once)."""
+    """A kind of fault: its possible targets, and the range of its duration in seconds (0: it is over at once)."""
 
     says: str
     targets: tuple[str, ...]
@@ -40,59 +40,59 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 KINDS: dict[str, Kind] = {
-    "kill": Kind("SIGKILL of a process alone: what it started must notice", PROCESSES),
-    "crash": Kind("SIGKILL of a process and of everything it started", PROCESSES),
+    "kill": Kind("SIGKILL of a process only: its children must detect that", PROCESSES),
+    "crash": Kind("SIGKILL of a process and all its children", PROCESSES),
     "jvm": Kind("SIGKILL of a site's JVM", SITES),
     "workers": Kind("SIGKILL of a site's Python workers", SITES),
-    "stop": Kind("SIGSTOP of a process and of everything it started, then SIGCONT", PROCESSES, (1.0, 6.0)),
-    "away": Kind("the same for longer than it takes to be given up", PROCESSES, (13.0, 18.0)),
+    "stop": Kind("SIGSTOP of a process and all its children, then SIGCONT", PROCESSES, (1.0, 6.0)),
+    "away": Kind("the same for longer than the timeout for dead", PROCESSES, (13.0, 18.0)),
     "memory": Kind("a site's Python workers get no more memory", SITES, (2.0, 5.0)),
     "no-files": Kind("a process can open no more files or sockets", PROCESSES, (2.0, 6.0)),
     "cut": Kind("the link between source and destination lets nothing through", (LINK,), (1.0, 8.0)),
-    "calls": Kind("calls of a process to others are lost, or the answers to them", PROCESSES, (2.0, 14.0)),
+    "calls": Kind("calls of a process to others are lost, or their responses", PROCESSES, (2.0, 14.0)),
     "clock": Kind("the wall clock of a process is an hour off, then right again", PROCESSES, (2.0, 8.0)),
-    "replay": Kind("an order comes three times at once, and once more later", (ORCHESTRATOR,), (2.0, 8.0)),
-    "lock": Kind("an ingress log or an inbox is locked", (GATEWAY, SOURCE, DESTINATION), (12.0, 20.0)),
-    "slow-disk": Kind("whatever a site writes to its logs waits for a second", SITES, (3.0, 8.0)),
+    "replay": Kind("an order is sent three times at once, and once more later", (ORCHESTRATOR,), (2.0, 8.0)),
+    "lock": Kind("the write lock of an ingress log or an inbox is held", (GATEWAY, SOURCE, DESTINATION), (12.0, 20.0)),
+    "slow-disk": Kind("each write of a site to its logs is delayed by 1 s", SITES, (3.0, 8.0)),
     "full-disk": Kind("no file that a site writes may grow", SITES, (3.0, 8.0)),
-    "bad-disk": Kind("what a process writes to its logs fails with EIO", PROCESSES, (1.0, 4.0)),
-    "store-away": Kind("the central store is not there", (STORE,), (5.0, 15.0)),
+    "bad-disk": Kind("every write of a process to its logs fails with EIO", PROCESSES, (1.0, 4.0)),
+    "store-away": Kind("the directory of the central store is missing", (STORE,), (5.0, 15.0)),
     "store-damaged": Kind("the newest segments of the central store are cut in half", (STORE,), (5.0, 15.0)),
-    "checkpoint-gone": Kind("a site crashes, and a checkpoint of it is gone", (SOURCE, BYSTANDER)),
+    "checkpoint-gone": Kind("a site crashes, and one of its checkpoints is removed", (SOURCE, BYSTANDER)),
 }
 
 MIGRATE, STANDBY, SCALE, DRAIN = "migrate", "standby", "scale", "drain"
 DEEDS = (STANDBY, SCALE, DRAIN)
-"""Orders beside plain moves."""
+"""Orders other than plain moves."""
 
 
 class Move(msgspec.Struct, frozen=True):
-    """What is ordered before a fault strikes."""
+    """The order that precedes a fault."""
 
     protocol: str
     share: float
     """Of the keys at its source."""
     pick: float
-    """From 0 to 1: which of the moves that are possible then."""
+    """From 0 to 1: selects one of the moves that are possible then."""
     stage: str = "ledger"
     deed: str = MIGRATE
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault that is planned."""
+    """A planned fault."""
 
     at_s: float
     """When its move is ordered, in seconds."""
     kind: str
     target: str
     seconds: float
-    """How long it lasts."""
+    """Its duration."""
     move: Move
     phase: str | None
-    """Of the move, in which it strikes; None: `wait_s` after the order, wherever it is then."""
+    """Of the move, in which it is injected; None: `wait_s` seconds after the order, in any phase."""
     wait_s: float
     sign: int
-    """1 or -1: which of two ways, if the kind has two."""
+    """1 or -1: selects one of two variants, if the kind has two."""
 
 
 def phases(protocol: str) -> list[str]:
@@ -101,8 +101,8 @@ def phases(protocol: str) -> list[str]:
 
 
 def moments() -> list[tuple[str, str, str | None]]:
-    """What may be under way when a fault strikes: order, protocol, phase. Without a phase it is struck at any moment,
-    or has its way."""
+    """What may be under way when a fault is injected: order, protocol, phase. Without a phase the fault comes at any
+    time, or misses the move."""
     moves = [
         (STANDBY if phase == "standby" else MIGRATE, name, phase)
         for name in PROTOCOLS
@@ -145,6 +145,6 @@ def plan(seed: int, seconds: float, kinds: Sequence[str] = tuple(KINDS)) -> list
 
 
 def _dealt(cards: Sequence[T], random: Random) -> Iterator[T]:
-    """Like cards, again and again."""
+    """Draw without replacement, repeatedly."""
     while True:
         yield from random.sample(cards, len(cards))

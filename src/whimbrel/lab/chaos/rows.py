@@ -1,10 +1,10 @@
 """The rows that chaos sends: row n is a function of the seed and n alone. No code of the product.
 
 Every row has its number as a column, so that each result and each dead letter can name the row that caused it. Its
-event time follows from the number as well: time is what the rows say it is, whatever the clocks say.
+event time follows from the number as well: it does not depend on any clock.
 
-Among the rows are bad ones (without a key, or with text for a number), and such as the operators raise on. A few keys
-have many of the records, and a few have a large state.
+Some rows are bad (without a key, or with text in place of a number), and operators raise on others. A few keys have
+many of the records, and a few have a large state.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import msgspec
 
 START_US = 1_600_000_000_000_000
 STEP_US = 2_000
-"""Event time: of row 0, and from one row to the next."""
+"""Event time: of row 0, and the step from one row to the next."""
 DELAY_US = 900_000
-"""How long after its row a timer is due."""
+"""The time from a row to its timer."""
 HOT, HOT_SHARE = 4, 30
-"""So many accounts have so many percent of the records."""
+"""This number of accounts has this percentage of the records."""
 BAD = 1009
-"""One row of so many has no key, and another one text for a number."""
+"""One row of this many has no key, and another one has text in place of a number."""
 
 SCHEMA = "row long, account string, shop string, amount long, at long"
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How much there is to do."""
+    """The parameters of the load."""
 
     seed: int = 1
     rate: float = 500.0
-    """Rows a second."""
+    """Rows per second."""
     accounts: int = 100
     shops: int = 30
     state_bytes: int = 4_000
-    """Of each account, but the large ones."""
+    """Of each account except the large ones."""
     large: int = 2
     large_bytes: int = 300_000
 
@@ -50,7 +50,7 @@ class Load(msgspec.Struct, frozen=True):
         return [f"shop-{number:02}" for number in range(self.shops)]
 
     def weight(self, account: str) -> int:
-        """Bytes of state that an account has."""
+        """The bytes of an account's state."""
         return self.large_bytes if int(account[-3:]) >= self.accounts - self.large else self.state_bytes
 
 
@@ -79,17 +79,17 @@ def row(load: Load, n: int) -> dict[str, Any]:
 
 
 def event_us(n: int) -> int:
-    """When row n happened."""
+    """The event time of row n."""
     return START_US + n * STEP_US
 
 
 def is_keyless(n: int) -> bool:
-    """Whether a row is refused at the intake, for want of a key."""
+    """Whether the intake refuses a row because it has no key."""
     return n % BAD == 17
 
 
 def is_mistyped(n: int) -> bool:
-    """Whether a row is refused at the intake, for a value of another type."""
+    """Whether the intake refuses a row because a value has the wrong type."""
     return n % BAD == 500
 
 
@@ -99,7 +99,7 @@ def is_dropped(amount: int) -> bool:
 
 
 def parts(amount: int) -> int:
-    """How many rows `prepare` makes of one."""
+    """How many rows `prepare` emits for one."""
     return 2 if amount % 13 == 5 else 1
 
 
@@ -109,7 +109,7 @@ def ledger_raises(amount: int, part: int) -> bool:
 
 
 def shop_raises(amount: int, part: int) -> bool:
-    """Whether the second stage raises on what the first makes of a row."""
+    """Whether the second stage raises on the first stage's result of a row."""
     return amount % 307 == 9 + part
 
 
@@ -119,7 +119,7 @@ def sets_timer(amount: int) -> bool:
 
 
 def mixed(seed: int, n: int) -> int:
-    """64 bits that look like chance (splitmix64)."""
+    """64 pseudo-random bits (splitmix64)."""
     x = (seed * 0x9E3779B97F4A7C15 + (n + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,4 @@
-"""One run of chaos: a deployment, faults, rest, a verdict and a picture."""
+"""One chaos run: a deployment, faults, a wait until it is idle, a verdict and a picture."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SITES = ("cloud", "edge-1", "edge-2")
 LINKS = "delay=20ms,rate=10mbit"
 BAD_DISK, AWAY = "bad-disk", "away"
 DEAD, LENIENT = 10.0, 60.0
-"""Seconds of silence until a process is given up. Where none is to be away for that long, whoever was killed has time
-to start again from its checkpoint, also on a busy machine; else it may find its keys restored elsewhere."""
+"""Seconds without a heartbeat until a process is dead. If no fault stops a process for that long, a killed one has time
+to restart from its checkpoint, also on a busy machine; else its keys may be restored elsewhere."""
 SAVE_EVERY = 3.0
 """Seconds between two increments to the central store."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may be chosen."""
+    """The options of a run."""
 
     seed: int = 1
     rate: float = 500.0
@@ -47,11 +47,11 @@ class Options:
 def run(
     options: Options, minutes: float = 5.0, kinds: Sequence[str] = (), show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Strike as the plan of the seed says, and return the report. `kinds`: only these; none: all that are usual."""
+    """Inject the faults of the seed's plan, and return the report. `kinds`: only these; empty: all supported ones."""
     if BAD_DISK in kinds and not has_strace():
-        raise Refused(f"{BAD_DISK} needs strace, and the right to trace, which this machine does not have")
+        raise Refused(f"{BAD_DISK} needs strace and the permission to trace, which this machine does not have")
     if not kinds and not has_strace():
-        show(f"{BAD_DISK} is left out: this machine has no strace, or does not let it trace")
+        show(f"{BAD_DISK} is omitted: this machine has no strace, or does not permit it to trace")
     kinds = kinds or [kind for kind in KINDS if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
     play = Scene(options, SITES, dead=DEAD if AWAY in kinds else LENIENT, show=show)
@@ -62,7 +62,7 @@ def run(
 def run_every_phase(
     options: Options, wanted: Sequence[phases.Case] | None = None, show: Show = lambda line: None
 ) -> dict[str, Any]:
-    """Kill every party in every phase of every protocol, or as `wanted` says; the report has `phases` besides."""
+    """Kill every party in every phase of every protocol, or in the `wanted` cases; the report also has `phases`."""
     wanted = phases.cases() if wanted is None else wanted
     scene = Scene(options, SITES[:2], dead=phases.PATIENCE, show=show)
     outcomes: list[phases.Outcome] = []
@@ -78,7 +78,7 @@ def run_every_phase(
 
 
 class Scene:
-    """Where it happens."""
+    """The deployment and folder of one run."""
 
     def __init__(self, options: Options, sites: Sequence[str], dead: float, show: Show) -> None:
         self._options, self._sites, self._dead, self._show = options, sites, dead, show
@@ -87,10 +87,10 @@ class Scene:
         self._folder = _folder(options.data)
 
     def run(self, play: Callable[[Engine], object], what: str) -> dict[str, Any]:
-        """Run it and return the report: `broken` says what was not as it must be. Then the data stay."""
+        """Run it and return the report: `broken` lists the violations. If there are any, the data are kept."""
         try:
             return self._run(play, what)
-        except BaseException:  # it was interrupted, or never came up
+        except BaseException:  # it was interrupted, or did not start
             self._remove()
             raise
 
@@ -109,7 +109,7 @@ class Scene:
             self._zero_us = time.time_ns() // 1000
             try:
                 play(engine)
-                self._show("no more faults; everything must come to rest")
+                self._show("no more faults; waiting until all work is finished")
                 engine.come_to_rest()
             except WhimbrelError as error:
                 broken.append(str(error))
@@ -119,7 +119,7 @@ class Scene:
         judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us, told.get("sent"))
         judged["records"]["refused"] = told.get("refused")
         broken += [*verdict.broken(judged), *deployed.complaints]
-        broken += [f"an error stayed: {error}" for error in errors_in(status)]
+        broken += [f"status still shows an error: {error}" for error in errors_in(status)]
         if load.emitted(self._folder) is None:
             broken.append("the source was not read to its end")
         broken += [f"processes were left over: {left}"] if left else []
@@ -139,7 +139,7 @@ class Scene:
         }
 
     def phase_of(self, id: str, at_us: int) -> tuple[str, Migration]:
-        """In which phase a migration was at a moment, by the journal, and the migration."""
+        """The phase of a migration at a time, by the journal, and the migration."""
         (found,) = (one for one in verdict.journalled(self._folder, self._begun_us) if one.move.id == id)
         return verdict.phase_at(found, at_us), found
 
@@ -167,7 +167,7 @@ def _told(outcome: phases.Outcome) -> dict[str, Any]:
 
 
 def errors_in(status: dict[str, Any]) -> list[str]:
-    """What `status` says that went wrong for good."""
+    """The permanent errors in `status`."""
     stages = status.get("stages", {}).items()
     found = {"": status.get("error"), "the source: ": status.get("source", {}).get("error")}
     found |= {f"stage {name}: ": stage["error"] for name, stage in stages}
@@ -176,7 +176,7 @@ def errors_in(status: dict[str, Any]) -> list[str]:
 
 
 def _batches(status: dict[str, Any]) -> dict[str, float]:
-    """The median micro-batch: of what the instances say of their last ones."""
+    """The median duration of the instances' last micro-batches."""
     stages = status.get("stages", {}).values()
     found = [one["batch_ms"] for stage in stages for one in stage["instances"].values() if one["batch_ms"]]
     return {"p50": median(found)} if found else {}
@@ -186,6 +186,6 @@ def _folder(data: Path | None) -> Path:
     if data is None:
         return Path(tempfile.mkdtemp(prefix="whimbrel-chaos-"))
     if data.exists() and any(data.iterdir()):
-        raise Refused(f"{data} is not empty; chaos begins with nothing")
+        raise Refused(f"{data} is not empty; chaos needs an empty or a new folder")
     data.mkdir(parents=True, exist_ok=True)
     return data.resolve()

@@ -18,28 +18,28 @@ from whimbrel.lab.chaos.deployed import Deployed, Heal
 from whimbrel.lab.chaos.load import STAGES
 
 ROOM = 32 << 10
-"""Bytes that a file may have on a full disk: what is smaller than most logs, and more than a line of errors."""
+"""The maximum bytes of a file on a full disk: less than most logs have, and more than a line of errors."""
 HELD, FREE = 1.0, 0.15
-"""Of a slow disk: seconds that a write waits, and seconds in which writes get through."""
+"""Of a slow disk: seconds that a write waits, and seconds in which writes succeed."""
 DAMAGED = 3
-"""How many segments of the store are damaged, of each stage: the newest."""
+"""The number of segments of the store that are damaged, per stage: the newest."""
 GATEWAY, ORCHESTRATOR = "gateway", "orchestrator"
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What a fault is aimed at."""
+    """The target of a fault."""
 
     name: str
-    """Of the process; of a link, `cloud->edge-1`."""
+    """The name of the process, or of the link: `cloud->edge-1`."""
     pair: tuple[str, str]
     """Source and destination of the move, or any two sites."""
     sign: int
-    """1 or -1: which of two ways, if a fault has two."""
+    """1 or -1: selects one of two variants, if a fault has two."""
 
 
 def instances_at(deployed: Deployed, site: str) -> list[str]:
-    """The instances at a site, those with the most keys first, if somebody can be asked."""
+    """The instances at a site, those with the most keys first; none if the orchestrator is unreachable."""
     status = deployed.ask(deployed.client.status) or {"stages": {}}
     found = [
         (one["keys"], name)
@@ -66,9 +66,9 @@ def written_by(deployed: Deployed, name: str) -> list[Path]:
 
 
 def lock(deployed: Deployed, aim: Aim) -> Heal:
-    """A process that was stopped inside a write to a log: whoever else wants to write there waits all the time.
+    """Hold the write lock of a log, as a process stopped inside a write does: other writers wait all the time.
 
-    Aimed at the gateway it is an ingress log, at a site the inbox of an instance there.
+    For the gateway it is an ingress log, for a site the inbox of an instance there.
     """
     logs = deployed.data / "logs"
     stage = STAGES[0] if aim.sign > 0 else STAGES[1]
@@ -79,7 +79,7 @@ def lock(deployed: Deployed, aim: Aim) -> Heal:
 
 
 def slow_disk(deployed: Deployed, aim: Aim) -> Heal:
-    """Whatever a site writes, to its outboxes and spools, waits for a second again and again."""
+    """Delay the writes of a site to its outboxes and spools by 1 s, again and again."""
     return _held(written_by(deployed, aim.name), HELD)
 
 
@@ -104,7 +104,7 @@ def _hold(files: Sequence[Path], seconds: float, ended: threading.Event) -> None
                 try:
                     db.execute("BEGIN IMMEDIATE")
                     break
-                except sqlite3.OperationalError:  # others write just now; a slow disk is slow without this log, too
+                except sqlite3.OperationalError:  # another process is writing; a slow disk can do without this log
                     if seconds < float("inf"):
                         break
             held.append(db)
@@ -118,13 +118,13 @@ def _hold(files: Sequence[Path], seconds: float, ended: threading.Event) -> None
 
 
 def full_disk(deployed: Deployed, aim: Aim) -> Heal:
-    """No file of the site may grow beyond a few pages: a disk without room, for the processes of one site alone."""
+    """Let no file of the site grow beyond a few pages: a full disk, for the processes of one site only."""
     _limit_all(deployed, aim.name, ROOM)
     return lambda: _limit_all(deployed, aim.name, resource.RLIM_INFINITY)
 
 
 def _limit_all(deployed: Deployed, name: str, size: int) -> None:
-    """Who is started meanwhile inherits the limit: so until all have it."""
+    """Repeats until all have the limit: a process started meanwhile inherits its parent's."""
     while True:
         others = [pid for pid in deployed.tree(name) if limit(pid, resource.RLIMIT_FSIZE) not in (size, None)]
         if not others:
@@ -134,7 +134,7 @@ def _limit_all(deployed: Deployed, name: str, size: int) -> None:
 
 
 def limit(pid: int, what: int, wanted: int | None = None) -> int | None:
-    """A limit of a process, now or from now on; None if it has ended."""
+    """Return a limit of a process, or set it to `wanted`; None if the process has ended."""
     with suppress(ProcessLookupError):
         old, most = resource.prlimit(pid, what)
         if wanted is None:
@@ -145,7 +145,7 @@ def limit(pid: int, what: int, wanted: int | None = None) -> int | None:
 
 
 def has_strace() -> bool:
-    """Whether this machine can let the writes of a running process fail."""
+    """Whether this machine can make the writes of a running process fail."""
     if shutil.which("strace") is None:
         return False
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -153,14 +153,14 @@ def has_strace() -> bool:
 
 
 def bad_disk(deployed: Deployed, aim: Aim) -> Heal:
-    """Each write of a process to its logs fails with `EIO`, as strace injects it."""
+    """Make each write of a process to its logs fail with `EIO`, injected by strace."""
     pid = deployed.lives(aim.name)[-1]
     files = [Path(f"{file}{more}") for file in written_by(deployed, aim.name) for more in ("", "-wal", "-journal")]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid)]
     command += [part for file in files for part in ("-P", str(file))]
     calls = "pwrite64,write,fsync,fdatasync"
     command += ["-e", f"trace={calls}", "-e", f"inject={calls}:error=EIO"]
-    # Should chaos itself be killed, the tracer ends by itself.
+    # If chaos itself is killed, the tracer ends by its timeout.
     tracer = subprocess.Popen(["timeout", "-s", "INT", "30", *command], stderr=subprocess.DEVNULL)
 
     def heal() -> None:
@@ -174,9 +174,9 @@ def bad_disk(deployed: Deployed, aim: Aim) -> Heal:
 
 
 def store_away(deployed: Deployed, aim: Aim) -> Heal:
-    """Where the store was is something that is no directory: nothing can be read there, and nothing written."""
+    """Replace the directory of the store by a file: nothing can be read or written there."""
     store, aside = deployed.folder / "store", deployed.folder / "store.away"
-    if aside.exists():  # another fault has taken it away
+    if aside.exists():  # another fault has moved it
         return lambda: None
     store.rename(aside)
     store.touch()
@@ -190,14 +190,14 @@ def store_away(deployed: Deployed, aim: Aim) -> Heal:
 
 
 def store_damaged(deployed: Deployed, aim: Aim) -> Heal:
-    """The newest segments are cut in half."""
+    """Cut the newest segments in half."""
     whole = {file: file.read_bytes() for file in _segments(deployed.folder / "store")}
     for file, blob in whole.items():
         file.write_bytes(blob[: len(blob) // 2])
 
     def heal() -> None:
         for file, blob in whole.items():
-            if file.exists():  # or it has been given up meanwhile
+            if file.exists():  # else it was deleted meanwhile
                 file.write_bytes(blob)
 
     return heal
@@ -207,7 +207,7 @@ def _segments(store: Path) -> Iterator[Path]:
     for stage in STAGES:
         found = []
         for file in (store / stage / "segments").glob("*/*"):
-            with suppress(OSError):  # it has been given up just now
+            with suppress(OSError):  # it was deleted just now
                 found.append((file.stat().st_mtime, file))
         yield from (file for _, file in sorted(found)[-DAMAGED:])
 
@@ -216,8 +216,8 @@ def _segments(store: Path) -> Iterator[Path]:
 
 
 def checkpoint_gone(deployed: Deployed, aim: Aim) -> Heal:
-    """A site crashes, and the checkpoint of one of its instances is gone. The way out, once the site refuses to start
-    it: the instance is restored from the central store, at another site."""
+    """Crash a site, and remove the checkpoint of one of its instances. Once the site refuses to start the instance, it
+    is restored from the central store, at another site."""
     instance = next(iter(instances_at(deployed, aim.name)), None)
     deployed.send(deployed.tree(aim.name), signal.SIGKILL)
     if instance is None:
@@ -229,7 +229,7 @@ def checkpoint_gone(deployed: Deployed, aim: Aim) -> Heal:
 
     def heal() -> None:
         if deployed.places().get(instance) != aim.name:
-            return  # restored by itself
+            return  # restored automatically
         state = deployed.client.state(instance)
         if state.phase == "failed":
             with suppress(Conflict, Refused):

@@ -1,8 +1,8 @@
 """The verdict on a run: every result and dead letter against the oracle, every migration, every fault and its recovery.
 
-All of it is computed from what the deployment has left behind: how many rows its source has emitted, the file of
-results, the dead letters, the journal. What the results must be is not asked of the product (oracle.py). Clocks may
-have been whole hours off; a run is shorter than that, so what they said is put right.
+All of it is computed from the files of the deployment: how many rows its source has emitted, the results, the dead
+letters, the journal. The expected results do not come from the product (oracle.py). Clocks may have been wrong by whole
+hours; a run takes less than an hour, so their times can be corrected.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import JOURNAL, JournalReader
 
 Line = Mapping[str, Any]
-"""A result as it stands in the file."""
+"""A result as it is in the file."""
 KEYS = {LEDGER: "account", SHOPS: "shop"}
-"""By stage: the column that its keys are in."""
+"""By stage: the column of its keys."""
 
 
 class Run:
-    """What a run has left behind. Nothing may run there any more."""
+    """The files of a run. Its processes must have ended."""
 
     def __init__(self, folder: Path, begun_us: int) -> None:
-        """`begun_us`: before anything was sent."""
+        """`begun_us`: a time before anything was sent."""
         self.folder, self.begun_us = folder, begun_us
         self.moments = load.moments(folder)
         self._rows = [row for row, _ in self.moments]
         self._times = [us for _, us in self.moments]
         self.lines = self._read()
         self._latest = list(accumulate((line["row"] for line in self.lines), max))
-        """By line: the latest row up to there."""
+        """By line: the highest row number up to it."""
 
     def _read(self) -> list[Line]:
         """The results, in the order of their release."""
@@ -58,7 +58,7 @@ class Run:
         return [decode(line) for line in file.read_bytes().splitlines()] if file.exists() else []
 
     def emitted(self) -> int:
-        """How many rows the source has emitted; if it never came to its end, up to the last that is known."""
+        """How many rows the source has emitted; if it has not ended, up to the last known one."""
         seen = max((line["row"] for line in self.lines), default=-1) + 1
         known = load.emitted(self.folder)
         return max([seen, *(row + 1 for row in self._rows)]) if known is None else known
@@ -69,7 +69,7 @@ class Run:
         return self._times[max(place, 0)] if self._times else self.begun_us
 
     def row_at(self, at_us: int) -> int:
-        """The last row that was emitted before a moment, to within a few rows."""
+        """The last row that was emitted before a time, to within a few rows."""
         return max((row for row, us in self.moments if us <= at_us), default=-1)
 
     def lines_behind(self, row: int) -> Iterator[Line]:
@@ -78,7 +78,7 @@ class Run:
         return (line for line in islice(self.lines, start, None) if line["row"] > row)
 
     def releases(self, stage: str) -> list[Release]:
-        """The results of records, by the keys of a stage. Those of timers come when event time says so."""
+        """The results of records, by the keys of a stage. Without those of timers: event time triggers them."""
         found = []
         for line in self.lines:
             if line["kind"] == ENTRY:
@@ -88,7 +88,7 @@ class Run:
         return sorted(found, key=lambda release: release.at_us)
 
     def letters(self) -> Counter[Letter]:
-        """The dead letters, by what caused them."""
+        """The dead letters, by their cause."""
         log = EmbeddedLog(self.folder / "data" / "logs" / "dead-letters.db")
         try:
             return Counter(map(_caused, DeadLetters(log).read()))
@@ -107,10 +107,10 @@ def _caused(letter: DeadLetter) -> Letter:
 def judge(
     folder: Path, job: Load, struck: Sequence[Struck], begun_us: int, zero_us: int, acknowledged: int | None = None
 ) -> dict[str, Any]:
-    """What was right, what moved, what struck, and how long it took.
+    """Judge a run: the results, the migrations, the faults, and the recovery times.
 
-    `begun_us`: before anything was sent. `zero_us`: when chaos began. `acknowledged`: records that the gateway says it
-    has taken in.
+    `begun_us`: a time before anything was sent. `zero_us`: when the faults began. `acknowledged`: records ingested,
+    as the gateway reports them.
     """
     run = Run(folder, begun_us)
     sent = run.emitted()
@@ -137,7 +137,7 @@ def judge(
 
 
 def broken(judged: dict[str, Any]) -> list[str]:
-    """What is not as it must be, a line each."""
+    """The violations, a line each."""
     records = judged["records"]
     found = [f"{records[name]} results {name.replace('_', ' ')}" for name in FAULTS if records[name]]
     letters = records["dead_letters"]
@@ -156,7 +156,7 @@ def broken(judged: dict[str, Any]) -> list[str]:
 
 
 def journalled(folder: Path, begun_us: int) -> list[Migration]:
-    """All migrations, with the times of their stories put right."""
+    """All migrations, with the times of their stories corrected."""
     found = JournalReader(folder / "data" / JOURNAL).migrations()
     for migration in found:
         migration.story = [
@@ -166,20 +166,19 @@ def journalled(folder: Path, begun_us: int) -> list[Migration]:
 
 
 def righted(at_us: int, begun_us: int) -> int:
-    """A moment of the run, told by a clock that may have been some hours off."""
+    """Correct a time of the run, from a clock that may have been wrong by whole hours."""
     return begun_us + (at_us - begun_us) % HOUR_US
 
 
 def phase_at(migration: Migration, at_us: int) -> str:
-    """In which phase a migration was at a moment, by its journal."""
+    """The phase of a migration at a time, by its journal."""
     return next((line.phase for line in migration.story if line.at_us > at_us), migration.phase)
 
 
 def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
-    """Milliseconds until half of the stricken keys had a result again whose row was emitted behind the fault
-    (`flow_ms`; the others may have been struck again meanwhile), and until the process was back (`back_ms`). `ms` is
-    the first, or the second if the fault holds no results up; `after_ms` is the same without the time that the fault
-    itself lasted."""
+    """Milliseconds until half of the affected keys had a result again whose row was emitted after the fault
+    (`flow_ms`; the others may have been hit again meanwhile), and until the process was back (`back_ms`). `ms` is the
+    first, or the second if the fault delays no results; `after_ms` is `ms` without the time that the fault lasted."""
     first: dict[str, int] = {}
     for line in run.lines_behind(run.row_at(struck.at_us)):
         if len(first) == len(struck.keys):

@@ -1,4 +1,4 @@
-"""What all actors are, and the one that runs an instance, as Spark does."""
+"""The base class of actors, and the actor that runs an instance, as Spark does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """A promise was broken; `what` names it."""
+    """A guarantee was violated; `what` names it."""
 
     def __init__(self, what: str, message: str) -> None:
         self.what = what
@@ -32,11 +32,11 @@ class Violation(AssertionError):
 
 
 class Died(Exception):
-    """An actor dies here: whatever it was doing stops in the middle."""
+    """An actor dies at this point, in the middle of its step."""
 
 
 class Actor:
-    """Somebody with a pace of its own."""
+    """A component that takes steps at its own pace."""
 
     kind: ClassVar[str]
 
@@ -44,39 +44,39 @@ class Actor:
         self.world = world
         self.alive = True
         self.gone = False
-        """Dead, and not coming back by itself."""
+        """Dead, and not restarted automatically."""
         self.pace = world.random.choice([0.3, 1.0, 1.0, 3.0])
 
     def work(self) -> bool:
-        """Do one thing; whether there was one."""
+        """Take one step; return whether there was work."""
         raise NotImplementedError
 
     def die(self) -> None:
-        """All is lost but what lasts."""
+        """Lose everything but the durable state."""
         self.alive = False
         self.world.tally[f"{self.kind} died"] += 1
 
     def revive(self) -> None:
-        """Come back with nothing but what lasts."""
+        """Restart from the durable state."""
         raise NotImplementedError
 
 
 class Checkpoint:
-    """What Spark keeps of an instance at one site."""
+    """Spark's checkpoint of an instance at one site."""
 
     def __init__(self, deltas: list[list[bytes]], at: tuple[int, int] = (0, 0), batch: int = 0) -> None:
         self.deltas, self.at, self.batch = deltas, at, batch
         self.plan: tuple[int, int] | None = None
-        """Up to where the batch goes that is planned and not committed."""
+        """The end positions of the batch that is planned and not committed."""
         self._began: tuple[int, tuple[int, int] | None] = (batch, None)
 
     @property
     def has_begun(self) -> bool:
-        """Whether a batch was planned since the checkpoint was brought here."""
+        """Whether a batch was planned since the checkpoint was copied here."""
         return (self.batch, self.plan) != self._began
 
     def copied(self) -> Checkpoint:
-        """The same at another site."""
+        """A copy for another site."""
         other = Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch)
         other.plan, other._began = self.plan, (self.batch, self.plan)
         return other
@@ -92,23 +92,23 @@ class InstanceActor(Actor):
         self.name, self.count = name, parts
         self.running, self.site = True, world.sites[name]
         self.checkpoints = {self.site: Checkpoint([[] for _ in range(parts)])}
-        """By site: what lies there."""
+        """By site: the checkpoint there."""
         self.spoken: list[Result] = []
-        """All results that lie in its outbox, or ever did."""
+        """All results that are or ever were in its outbox."""
         self.revive()
 
     @property
     def plan(self) -> tuple[int, int] | None:
-        """Up to where the batch goes that it has begun."""
+        """The end positions of the batch that it has begun."""
         return self.checkpoints[self.site].plan
 
     def halt(self) -> None:
-        """It stops; what is in memory is gone."""
+        """Stop; the state in memory is lost."""
         self.running = False
         self.revive()
 
     def start(self, site: str) -> None:
-        """It goes on from what lies at a site."""
+        """Resume from the checkpoint at a site."""
         self.running, self.site = True, site
         self.revive()
 
@@ -117,7 +117,7 @@ class InstanceActor(Actor):
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
             part.load(deltas)
-        # A start is a record, as the real host makes it.
+        # Starting appends a record, as the real host does.
         self.is_starting = any(part.incoming.has_refused for part in self.parts)
         self.carrier = Carrier(
             lambda: self.name,
@@ -127,13 +127,13 @@ class InstanceActor(Actor):
         )
 
     def inbox_of(self, name: str) -> Appendable:
-        """Where messages go."""
+        """The log for messages to `name`."""
         return self.world.spools[self.name] if name == STORE else self.world.inboxes[name]
 
     def work(self) -> bool:
         try:
             return self.running and self._work()
-        except Retry:  # a batch that fails is repeated by somebody who knows nothing of it
+        except Retry:  # a failed batch is repeated without the state in memory
             self.world.tally["instance stumbled"] += 1
             self.revive()
             return True
@@ -208,7 +208,7 @@ class InstanceActor(Actor):
         inbox.trim(self.kept.at[1], Lane.CONTROL)
 
     def haunt(self) -> bool:
-        """A zombie of this instance, thought dead, writes an old batch's results once more, under another name."""
+        """A zombie of this instance, presumed dead, writes an old batch's results again, under another writer name."""
         outbox = self.world.outboxes[self.name]
         current = self.world.outlet.gate.current
         old = [result for result in self.spoken if result.epoch < current(result.key)]

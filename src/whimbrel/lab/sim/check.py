@@ -1,4 +1,4 @@
-"""What must hold: after every step, and at the end against a sequential run."""
+"""The checks: invariants after every step, and at the end a comparison with a sequential run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from whimbrel.lab.sim.world import World
 
 
 class Invariants:
-    """Cheap checks after every step: they find a slip where it happens, not where it shows.
+    """Cheap checks after every step: they detect an error where it happens, not where it becomes visible.
 
-    Each looks only after a step of an actor that can break it.
+    Each check runs only after a step of an actor that can violate it.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,10 +31,10 @@ class Invariants:
         self.epochs: dict[str, int] = {}
         self.asked: list[tuple[str, list[Instance]]] = []
         self.shared: dict[str, set[str]] = {}
-        """By key that lies at several instances: at which. And who was there to be asked."""
+        """By key that several instances hold: these instances. `asked`: the instances that were inspected for it."""
 
     def __call__(self, actor: Actor) -> None:
-        """Check what the actor may have changed."""
+        """Check the state that the actor may have changed."""
         if isinstance(actor, GatewayActor):
             return
         if isinstance(actor, InstanceActor):
@@ -53,9 +53,9 @@ class Invariants:
         self.read[name] = len(spoken)
 
     def _one_holder(self, actor: Actor) -> None:
-        """A key's state lies at one instance, or at both ends of a move that copies; what an abort left behind does
+        """One instance holds a key's state, or both ends of a move that copies do; state left over by an abort does
         not count."""
-        # One that repeats a batch is where it was before it. Nobody else puts keys into an instance.
+        # An instance that repeats a batch has the state from before it. No other actor puts keys into an instance.
         whole = [(one.name, one.parts) for one in self.world.instances.values() if one.alive and one.plan is None]
         if isinstance(actor, InstanceActor) or whole != self.asked:
             self.asked = whole
@@ -70,10 +70,10 @@ class Invariants:
             if len(names) > 1 and names not in ends:
                 names = {name for name in names if not self._is_clearing(name)}
                 if len(names) > 1 and names not in ends:
-                    raise Violation("one holder", f"{key} lies at {sorted(names)}")
+                    raise Violation("one holder", f"{key} is held by {sorted(names)}")
 
     def _is_clearing(self, name: str) -> bool:
-        """Whether an instance may have something of keys that were restored elsewhere."""
+        """Whether an instance may still hold state of keys that were restored elsewhere."""
         return any(
             migration.move.protocol == "restore" and name in migration.move.parties
             for migration in self.world.coordinator.coordinator.migrations.values()
@@ -81,15 +81,15 @@ class Invariants:
         )
 
     def _growing_epochs(self, committed: dict[str, int]) -> None:
-        """The epoch that may speak for a key never goes back."""
+        """The epoch that the gate accepts for a key never decreases."""
         for key, epoch in committed.items():
             if epoch < self.epochs.get(key, 0):
-                raise Violation("growing epochs", f"{key} went from {self.epochs[key]} to {epoch}")
+                raise Violation("growing epochs", f"{key} went from epoch {self.epochs[key]} to {epoch}")
         self.epochs = committed
 
 
 def _shared(instances: list[tuple[str, list[Instance]]]) -> dict[str, set[str]]:
-    """By key that lies at more than one instance: at which."""
+    """By key that more than one instance holds: these instances."""
     held = [part.table.entries for _, parts in instances for part in parts]
     if len(set().union(*held)) == sum(map(len, held)):
         return {}
@@ -101,7 +101,7 @@ def _shared(instances: list[tuple[str, list[Instance]]]) -> dict[str, set[str]]:
 
 
 def check_end(world: World) -> None:
-    """Every record's effect exactly once, in its key's order, with the results of a sequential run."""
+    """Check that every record takes effect exactly once, in its key's order, with the results of a sequential run."""
     gone = {name for name, actor in world.instances.items() if actor.gone}
     unsettled = [
         m for m in world.coordinator.coordinator.open.values() if not m.is_over or m.move.destination not in gone
@@ -128,7 +128,7 @@ def check_end(world: World) -> None:
         if name in gone:
             continue
         if any(part.moves.evictions for part in actor.parts):
-            raise Violation("settled", f"{name} still waits for routers that must stop to send it records")
+            raise Violation("settled", f"{name} still waits for routers to stop sending it records")
         if any(part.table.waiting or part.moves.open for part in actor.parts):
             raise Violation("settled", f"{name} still has a move open")
         if any(part.table.stashed or part.table.gathered for part in actor.parts):
@@ -136,34 +136,34 @@ def check_end(world: World) -> None:
         if any(part.table.replicas or part.moves.replications or part.moves.standbys for part in actor.parts):
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
-            raise Violation("settled", f"{name} still remembers a move that was aborted")
+            raise Violation("settled", f"{name} still has an entry of an aborted move")
 
 
 def _check_taken_in(gateway: GatewayActor) -> None:
-    """What was acknowledged is in the ingress log, once and in its order."""
+    """Check that all acknowledged records are in the ingress log, once and in order."""
     entries = [records for _, records in gateway.ingress.history if records[0].kind == Kind.DATA]
     taken = [[(record.key, record.body) for record in records] for records in entries]
     given = [[(key, event) for key, event, _ in events] for events in gateway.acknowledged]
     if taken != given:
         what = "lost" if len(taken) < len(given) else "duplicated"
-        raise Violation(what, f"{gateway.name} acknowledged {len(given)} entries and has {len(taken)}")
+        raise Violation(what, f"{gateway.name} acknowledged {len(given)} entries, its log has {len(taken)}")
 
 
 def _check_store(world: World, expected: Oracle) -> None:
-    """Every version is its key's state as of its seq, and the newest reaches as far as everything is covered."""
+    """Check that every version is its key's state as of its seq, and the newest has all changes up to the horizon."""
     for version in world.store.whole():
         key_state = version.unpacked()
         state = msgspec.msgpack.decode(key_state.state, type=Job.State)
         past = [(then, timers) for seq, then, timers in expected.past[version.key] if seq <= version.seq]
         if not past or past[-1] != (state, key_state.timers):
-            raise Violation("wrong", f"{version.key} was never saved as {state} at {version.seq}")
+            raise Violation("wrong", f"{version.key} never had the state {state} of its version at seq {version.seq}")
     newest = world.store.newest(EVERYTHING) if world.saves else {}
     for gateway in world.gateways.values() if world.saves else ():
         horizon = gateway.horizon()
         for key in gateway.mine:
             due = [seq for seq, _, _ in expected.past[key] if seq <= horizon]
             if due and (key not in newest or newest[key].seq < due[-1]):
-                raise Violation("lost", f"{key} is covered up to {horizon}, but no version of it has {due[-1]}")
+                raise Violation("lost", f"{key} is covered up to seq {horizon}, but no version includes {due[-1]}")
 
 
 def _compare(key: str, got: list[Any], expected: list[Any]) -> None:
@@ -175,7 +175,7 @@ def _compare(key: str, got: list[Any], expected: list[Any]) -> None:
     if set(wanted) - set(ids):
         raise Violation("lost", f"{key}: {sorted(set(wanted) - set(ids))}")
     if set(ids) - set(wanted):
-        raise Violation("wrong", f"{key}: results of nothing {sorted(set(ids) - set(wanted))}")
+        raise Violation("wrong", f"{key}: unexpected results {sorted(set(ids) - set(wanted))}")
     if ids != wanted:
         raise Violation("out of order", f"{key}: {_first(ids, wanted)}")
     raise Violation("wrong", f"{key}: {_first(got, expected)}")

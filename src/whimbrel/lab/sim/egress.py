@@ -1,4 +1,4 @@
-"""The actor where results leave: drives the product's own outlet, over a sink and a journal that may fail anywhere."""
+"""The actor that delivers results: it drives the product's own outlet, over a sink and a journal that fail anywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outboxes(dict[str, Log]):
-    """All outboxes; whoever goes through them meets some of them, in any order."""
+    """All outboxes; an iteration returns some of them, in random order."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.outboxes)
@@ -32,12 +32,12 @@ class Outboxes(dict[str, Log]):
 
 
 class File:
-    """A file of results, as a sink: what is written lasts when it is flushed, wherever its writer dies."""
+    """A file of results, as a sink: results are durable once they are flushed, wherever the writer dies."""
 
     durable = False
 
     def __init__(self, world: World, results: list[Result], patience: float) -> None:
-        """`results`: what lies on the disk."""
+        """`results`: the content on disk."""
         self._world, self.results, self.patience = world, results, patience
         self._buffer: list[Result] = []
 
@@ -47,7 +47,7 @@ class File:
     def open(self, mark: Mark | None) -> None:
         length = mark["length"] if mark is not None else 0
         if length > len(self.results):
-            raise Corrupt(f"the file has {len(self.results)} results, and {length} were committed")
+            raise Corrupt(f"the file has {len(self.results)} results, but {length} were committed")
         del self.results[length:]
         self._buffer = []
 
@@ -76,7 +76,7 @@ class File:
 
 
 class OutletActor(Actor):
-    """Lets the outlet step. Its death takes away all but logs, the file and the last commit."""
+    """Steps the outlet. When it dies, everything is lost but logs, the file and the last commit."""
 
     kind = "outlet"
 
@@ -87,10 +87,10 @@ class OutletActor(Actor):
         """The sink's file."""
         self.patience = world.random.choice([0.0, 0.0, 2.0])
         self.letters: Any = SimLog(world)
-        """Dead letters, under the numbers that the outlet gave them."""
+        """Dead letters, with the numbers that the outlet assigned."""
         self.ghosts = 2
         self.committed: dict[str, int] = {}
-        """By key: the epoch that may speak, as of the last commit."""
+        """By key: the epoch that the gate accepts, as of the last commit."""
         self.saved: bytes | None = None
         self.reached: dict[str, int] = {}
         self.revive()
@@ -98,7 +98,7 @@ class OutletActor(Actor):
     def revive(self) -> None:
         world = self.world
         self.raised: set[str] = set()
-        """Fences of which this life knows that they last."""
+        """Fences confirmed as durable since the last restart."""
         self.outlet = Outlet(
             "stage",
             Outboxes(world),
@@ -113,18 +113,18 @@ class OutletActor(Actor):
 
     @property
     def gate(self) -> Gate:
-        """As this life has it."""
+        """The gate of the current outlet."""
         return self.outlet.gate
 
     @property
     def parked(self) -> list[Parked]:
-        """Everything that operators gave up."""
+        """All dead letters."""
         return [entry.blob for entry in self.letters.read(0)]
 
     def work(self) -> bool:
         rng = self.world.random
         try:
-            was_idle = self.outlet.is_idle  # or it tells now what it could not tell before
+            was_idle = self.outlet.is_idle  # else it sends notices that it could not send before
             worked = self.outlet.step()
         except Retry:
             self.world.tally["outlet stumbled"] += 1
@@ -137,7 +137,7 @@ class OutletActor(Actor):
         return False
 
     def fence(self, move: Move) -> bool:
-        """Ask for a fence, perhaps once more; whether it lasts."""
+        """Request a fence, possibly again; return whether it is durable."""
         if self.alive and move.id not in self.raised:
             raised = self.raised
             self.outlet.ask_fence(move, lambda: raised.add(move.id))
@@ -153,7 +153,7 @@ class OutletActor(Actor):
         self.world.maybe_die()
 
     def _hear(self, notice: Word, number: int) -> None:
-        """Whoever hears something may be away, or have heard it without being able to say so."""
+        """Send a notice. The receiver may be unreachable, or its acknowledgement may be lost."""
         world = self.world
         world.maybe_stumble()
         if isinstance(notice, Parked):
@@ -163,6 +163,6 @@ class OutletActor(Actor):
         else:
             assert not isinstance(notice, Closed | Unfit)
             if not world.coordinator.alive:
-                raise Retry("the coordinator is away")
+                raise Retry("the coordinator is unreachable")
             world.coordinator.hear(notice)
         world.maybe_stumble()

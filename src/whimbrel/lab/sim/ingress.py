@@ -1,4 +1,4 @@
-"""The actor where records enter: drives the product's own gateway, over logs and a journal that may fail anywhere."""
+"""The actor that ingests records: it drives the product's own gateway, over logs and a journal that fail anywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Event = tuple[str, int, int | None]
 
 
 class GatewayActor(Actor):
-    """Gives the gateway records, ticks and orders to save, and keeps its snapshots."""
+    """Sends records, ticks and save requests to the gateway, and stores its snapshots."""
 
     kind = "gateway"
 
@@ -30,9 +30,9 @@ class GatewayActor(Actor):
         self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
         self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
         self.has_time = world.random.random() < 0.7
-        """Whether events have a time of their own."""
+        """Whether events carry an event time."""
         self.giving: Callable[[], object] | None = None
-        """What nobody has acknowledged yet: it will be given again."""
+        """The call that is not acknowledged yet: it will be repeated."""
         self.acknowledged: list[list[Event]] = []
         self.saved: bytes | None = None
         self.revive()
@@ -52,15 +52,15 @@ class GatewayActor(Actor):
             uptime=lambda: int(world.now * 1e6),
         )
         if world.saves:
-            self.gateway.keep_from(-1)  # as the checkpointer beside it does, before anything is trimmed
+            self.gateway.keep_from(-1)  # as its checkpointer does, before anything is trimmed
 
     @property
     def is_there(self) -> bool:
-        """Whether it answers."""
+        """Whether the gateway answers."""
         return self.alive and self.has_recovered
 
     def order(self, command: Command) -> bool:
-        """Give a command its place between the records; whether the caller knows that it has one."""
+        """Append a command between the records; return whether the caller knows that it was appended."""
         if not self.is_there:
             return False
         try:
@@ -68,7 +68,7 @@ class GatewayActor(Actor):
             self.world.maybe_stumble()
         except Retry:
             return False
-        except Died:  # the gateway, not the one who gives the order
+        except Died:  # the gateway died, not the caller
             self.die()
             return False
         return True
@@ -105,17 +105,17 @@ class GatewayActor(Actor):
             self.gateway.saved(blob)
 
     def horizon(self) -> int:
-        """Up to where everything that came in is in the store."""
+        """The seq up to which all records are in the store."""
         return self.gateway.horizon()
 
     def _choose(self) -> None:
-        """What comes next: a tick, or records. It is given again until it is known to be there."""
+        """Choose the next input: a tick, or records. It is repeated until it is acknowledged."""
         rng = self.world.random
         self.left -= 1
         if rng.random() < 0.25:
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
         else:
-            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more come later
+            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more keys later
             events = [self._event(rng.choice(known)) for _ in range(rng.randint(1, 4))]
             self.giving = lambda: self._ingest(events)
 

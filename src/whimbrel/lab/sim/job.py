@@ -1,6 +1,6 @@
-"""The job the simulator runs: order-sensitive, with timers, so that any slip changes every later result.
+"""The job the simulator runs: order-sensitive, with timers, so that any error changes every later result.
 
-Like a user's stage it is a stateless part, which drops and multiplies rows (`prepare`), and an operator.
+Like a user's stage it has a stateless part, which drops and multiplies rows (`prepare`), and an operator.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def prepare(record: Record) -> list[Record]:
 
 
 class Job(operator.Operator):
-    """Counts, and chains a checksum over everything a key has seen; many records set timers; some of both raise."""
+    """Counts, and chains a checksum over all records of a key; many records set timers; some of both raise."""
 
     tries = 2
 
     class State(operator.State):
-        """What a key has seen."""
+        """The state of a key."""
 
         count: int = 0
         chain: int = 0
 
     def process(self, key: str, event: int, state: Any, emit: Emit, ctx: Context) -> None:
-        """One record."""
+        """Process one record."""
         state.count += 1
         state.chain = (state.chain * 31 + event + 1) % 1_000_003
-        if event % 3 == 0:  # soon, or in a while
+        if event % 3 == 0:  # soon, or much later
             ctx.timer(timedelta(microseconds=event * (10 if event % 2 else 200)))
         if event % 5 == 3:
             emit(half=state.chain // 2)
@@ -47,7 +47,7 @@ class Job(operator.Operator):
         emit(count=state.count, chain=state.chain, chance=0 if event % 4 else ctx.random.randint(0, 9))
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
-        """A timer is due."""
+        """Process a due timer."""
         state.chain = (state.chain * 37 + ctx.now_us) % 1_000_003
         emit(timer=state.chain)
         if ctx.now_us % 13 == 0:

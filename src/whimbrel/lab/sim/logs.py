@@ -1,4 +1,4 @@
-"""Logs as the simulator's actors meet them: they fail before and after they have done what they were asked to."""
+"""The logs of the simulator's actors: an operation may fail before and after it has taken effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PlainCodec:
-    """Entries hold the records themselves: much faster than their bytes, and the bytes have tests of their own."""
+    """Entries hold the records themselves: much faster than their bytes, and the byte format has its own tests."""
 
     def encode(self, records: Sequence[Record]) -> Any:
         return tuple(records)
@@ -32,19 +32,19 @@ PLAIN = PlainCodec()
 
 
 def as_record(kind: int, bin: int, body: bytes) -> Record:
-    """A message as it comes out of the control lane it was sent to."""
+    """A message as it is read from the control lane it was sent to."""
     return Record(0, kind, bin, "", -1, 0, "", 0, 0, body)
 
 
 class SimLog(MemoryLog):
-    """A log that outlives everybody. A writer may die, or meet an error that passes, before an append or after it; an
-    append may come twice; a reader gets no more at once than chance gives it."""
+    """A durable log. A writer may die, or get a transient error, before or after an append; an append may happen twice;
+    a read returns a random number of entries."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
         self.reader: Actor | None = None
-        """The actor that waits for what is appended."""
+        """The actor that is woken by an append."""
 
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
@@ -54,7 +54,7 @@ class SimLog(MemoryLog):
         position = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         if world.chaos and world.random.random() < 0.05:
             again = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
-            assert again is None, "a repetition changes nothing"
+            assert again is None, "a repeated append must have no effect"
         self.appended(position, blob, writer)
         if self.reader is not None:
             world.wake(self.reader)
@@ -66,14 +66,14 @@ class SimLog(MemoryLog):
         return self._world.random.randint(min(start + 1, furthest), furthest)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
-        """Something was appended, or had been before: then `position` is None."""
+        """Called after an append; `position` is None if it was a repetition."""
 
 
 class Inbox(SimLog):
-    """Takes messages in as well; what they carry may have been damaged on the way."""
+    """Receives messages as well; their bodies may have been damaged in transit."""
 
     def encode(self, messages: Sequence[View]) -> Any:
-        """The entry that messages become."""
+        """Encode messages as one entry."""
         return tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
@@ -82,11 +82,11 @@ class Inbox(SimLog):
 
 
 class Outbox(SimLog):
-    """What an instance says."""
+    """The output of an instance."""
 
 
 class Ingress(SimLog):
-    """Remembers everything that ever came in, with its place: what is trimmed as well."""
+    """Retains all entries ever appended, with their positions, including the trimmed ones."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

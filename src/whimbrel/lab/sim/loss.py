@@ -1,4 +1,4 @@
-"""What happens in worlds with a central store: instances are lost, and some come back."""
+"""The actor that loses instances in worlds with a central store; some come back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class LossActor(Actor):
-    """Loses instances: for good, for a while, or not at all, so that who is thought lost goes on as a zombie.
+    """Loses instances: for good, for a while, or not at all: then an instance presumed lost continues as a zombie.
 
-    One instance of a world is never lost: somebody must be there to go on.
+    One instance of a world is never lost: it must be able to take over the keys.
     """
 
     kind = "loss"
@@ -27,7 +27,7 @@ class LossActor(Actor):
         self.unnoticed: list[str] = []
 
     def revive(self) -> None:
-        """It lasts."""
+        """Does nothing: this actor has only durable state."""
 
     def work(self) -> bool:
         rng = self.world.random
@@ -41,10 +41,10 @@ class LossActor(Actor):
         return worked
 
     def lose(self, name: str, how_long: str) -> None:
-        """An instance is lost; sooner or later somebody notices."""
+        """Lose an instance; it becomes a suspect later."""
         actor = self.world.instances[name]
         self.world.tally[f"lost {how_long}"] += 1
-        actor.running = True  # whoever moves it as a whole can do so no more
+        actor.running = True  # a move of the whole instance can no longer continue
         if how_long != "not at all":
             actor.alive, actor.gone = False, True
         if how_long == "for a while":

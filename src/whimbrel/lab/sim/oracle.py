@@ -1,6 +1,6 @@
-"""What must come out: the same job over the same records, one after the other, written without the core.
+"""The expected results: the same job over the same records, one after the other, implemented without the core.
 
-It knows nothing of batches, parts, logs or moves, and shares no code with what it judges but the job itself.
+The oracle has no batches, parts, logs or moves, and shares no code with the code under test but the job itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
 Letter = tuple[str, int, str, str]
-"""A dead letter: key, seq, error, what was given up."""
+"""A dead letter: key, seq, error, the event or timer."""
 
 
 class Oracle:
@@ -32,12 +32,12 @@ class Oracle:
         self.results: dict[str, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
         self.letters: Counter[Letter] = Counter()
         self.past: dict[str, list[tuple[int, Any, list[int]]]] = defaultdict(list)
-        """By key: its state and timers after each record or tick that did something to it. Only if it `remembers`."""
+        """By key: its state and timers after each record or timer applied to it. Only with `remembers`."""
         self._states: dict[str, Any] = defaultdict(self.job.State)
         self._timers: dict[str, list[int]] = defaultdict(list)
 
     def follow(self, world: World) -> None:
-        """Take in everything that the gateways have."""
+        """Process all entries of the gateways' ingress logs."""
         for gateway in world.gateways.values():
             for position, records in gateway.ingress.history:
                 if records[0].kind == Kind.DATA:
@@ -53,7 +53,7 @@ class Oracle:
             self._do(key, seq, self._timers[key].pop(0), self.job.on_timer)
 
     def _do(self, key: str, seq: int, now_us: int, act: Callable[..., None], *event: Any) -> None:
-        """One record or one timer; if the job raises, it has never been."""
+        """Process one record or one timer; if the job raises, it has no effect."""
         context = Context()
         context.key, context.seq, context.now_us, context.timers = key, seq, now_us, list(self._timers[key])
         state = msgspec.structs.replace(self._states[key])

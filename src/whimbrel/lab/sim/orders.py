@@ -1,4 +1,4 @@
-"""The actor that gives the orders: drives the product's own decisions and deeds, over a journal and ports that fail."""
+"""The coordinator's actor: it drives the product's own decisions and deeds, over a journal and ports that fail."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 STAGE = "stage"
 PATIENCE = 1e9
-"""Seconds until a migration is abandoned: the actor does so by chance instead."""
+"""Seconds until a migration is abandoned: never, because the actor abandons at random."""
 MIXED = "mixed"
-"""In place of a protocol: any of them, anew for each migration, so that they meet."""
+"""In place of a protocol: a random one for each migration, so that protocols overlap."""
 RESTORE = "restore"
-"""Instances are lost while keys move in any way."""
+"""Instances are lost while keys move by any protocol."""
 MOVING = sorted(name for name, protocol in PROTOCOLS.items() if name != RESTORE)
 
 OPTIONS: dict[str, list[Any]] = {
@@ -46,15 +46,15 @@ OPTIONS: dict[str, list[Any]] = {
 
 
 class Journal:
-    """Migrations as they were last written, and snapshots. A write may fail, and has not happened then; its writer may
-    die before it and after it."""
+    """Migrations as they were last written, and snapshots. A write may fail without effect; its writer may die before
+    and after it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.blobs: dict[str, bytes] = {}
         self.snapshots: dict[str, bytes] = {}
         self.forgotten: list[Migration] = []
-        """The orchestrator has no such thing, the checks have."""
+        """Only for the checks: the orchestrator's journal lacks it."""
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
         self._world.maybe_stumble(0.005)
@@ -78,7 +78,7 @@ class Journal:
 
 
 class Todo:
-    """Commands, those of one migration in their order."""
+    """Queued commands, in order per migration."""
 
     def __init__(self) -> None:
         self.queues: dict[Place, deque[Command]] = {}
@@ -92,32 +92,32 @@ class Todo:
 
 
 class Gateway:
-    """All routers and the outlet, as the orchestrator reaches them: a call may fail, done or not."""
+    """The orchestrator's port to all routers and the outlet: a call may fail, applied or not."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.loads = 0
 
     def command(self, stage: str, command: RouterCommand) -> None:
-        """Give a command its place in every router's log."""
+        """Append a command to every router's log."""
         world = self._world
         for router in world.random.sample(world.routers, len(world.routers)):
             if not world.gateways[router].order(command):
-                raise Retry(f"{router} is away")
+                raise Retry(f"{router} is unreachable")
             world.maybe_die(0.02)
 
     def fence(self, stage: str, move: Move) -> None:
         world = self._world
         if not world.outlet.fence(move):
-            raise Retry("the fence does not last yet")
+            raise Retry("the fence is not durable yet")
         if world.chaos and world.random.random() < 0.1:
-            world.outlet.die()  # what it has said must hold all the same
+            world.outlet.die()  # its confirmation must hold nevertheless
         world.maybe_die(0.02)
 
     def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
         world = self._world
         if not all(gateway.is_there for gateway in world.gateways.values()) or not world.outlet.alive:
-            raise Retry("a gateway or the outlet is away")
+            raise Retry("a gateway or the outlet is unreachable")
         self.loads += 1
         inbox, (gateway,) = world.inboxes[move.destination], world.gateways.values()
         outlet: Any = world.outlet.outlet
@@ -129,13 +129,13 @@ class Gateway:
             return restoring.load(move, checkpoint)
         except Stop as error:
             raise Violation("lost", f"the store cannot be read: {error}") from error
-        except Died:  # the gateway, which loads, and not the coordinator, which has asked for it
+        except Died:  # the gateway died, which loads, not the coordinator, which has requested it
             gateway.die()
-            raise Retry("the gateway is away") from None
+            raise Retry("the gateway is unreachable") from None
 
 
 class Site:
-    """A site, as the orchestrator reaches it. The checkpoint of an instance may lie at several of them."""
+    """The orchestrator's port to a site. Several sites may have a checkpoint of the same instance."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name = world, name
@@ -166,24 +166,24 @@ class Site:
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]
         if world.chaos and world.random.random() < 0.2:
-            raise Unavailable("the site is not heard")
+            raise Unavailable("the site is unreachable")
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
             return
         begun = actor.checkpoints[self.name].has_begun
         if world.chaos and world.random.random() < 0.1:
-            raise Retry("it began to run, and stopped") if begun else Unstarted("no such master")
+            raise Retry("the instance started, and stopped") if begun else Unstarted("no such master")
         actor.start(self.name)
         try:
-            actor.work()  # it answers when it serves
+            actor.work()  # the site responds once the instance serves
         except Died:
             actor.die()
         if world.chaos and world.random.random() < 0.2:
-            raise Retry("the answer is lost")
+            raise Retry("the response is lost")
 
 
 class CoordinatorActor(Actor):
-    """Orders migrations, tells them their events, journals, and only then acts."""
+    """Orders migrations, passes them their events, journals, and only then acts."""
 
     kind = "coordinator"
 
@@ -191,13 +191,13 @@ class CoordinatorActor(Actor):
         super().__init__(world)
         self.journal = Journal(world)
         self.kept = world.seed % 3
-        """How many that are over are remembered."""
+        """The number of finished migrations to retain."""
         self.wanted = world.random.randint(1, 4)
         self.ordered = self.asked = 0
         self.only: str | None = None
-        """Order only this, whatever the world is called."""
-        # Where nobody ever gives up, what does not come to its end by itself is seen. But a message that cannot be read
-        # does not say whose it was, and may be taken for another move's: that is what deadlines are for.
+        """If set, order only this protocol, not the world's."""
+        # Without deadlines, a migration that does not end by itself is detected. But an unreadable message does not
+        # name its move, and may be attributed to another one: such moves end by deadline.
         self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
         if world.is_harmful:
             self.impatience = max(self.impatience, 0.02)
@@ -223,18 +223,18 @@ class CoordinatorActor(Actor):
         return [*self.journal.forgotten, *self.coordinator.migrations.values()]
 
     def hear(self, notice: Report) -> None:
-        """A notice, from the outlet. Raises `Retry` if it may not have been heard."""
+        """Receive a notice from the outlet. Raises `Retry` if it may not have been received."""
         self.world.wake(self)
         try:
             self.decisions.hear(STAGE, notice)
-        except Died:  # the coordinator, not the one who tells it
+        except Died:  # the coordinator died, not the outlet
             self.die()
-            raise Retry("the coordinator is away") from None
+            raise Retry("the coordinator is unreachable") from None
 
     def work(self) -> bool:
         try:
             return self._work()
-        except Retry:  # the journal cannot be written: nothing has happened
+        except Retry:  # the journal cannot be written: nothing has changed
             self.world.tally["coordinator stumbled"] += 1
             return True
 
@@ -265,7 +265,7 @@ class CoordinatorActor(Actor):
         return bool(waits or self.coordinator.interrupted())
 
     def _do(self, place: Place) -> None:
-        """Carry out the next command of a migration; one that fails stays the next."""
+        """Carry out the next command of a migration; if it fails, it stays the next."""
         queue = self.todo.queues[place]
         self.deeds.do(*place, queue[0])
         queue.popleft()
@@ -274,14 +274,14 @@ class CoordinatorActor(Actor):
         self.world.maybe_die(0.02)
 
     def _restore(self) -> bool:
-        """Order what brings a lost instance's keys back, if somebody has noticed, or an attempt was abandoned."""
+        """Order the restoration of a lost instance's keys, if the loss was noticed, or an attempt was abandoned."""
         world, rng = self.world, self.world.random
         if not world.saves:
             return False
         missing = [*world.suspects, *self.coordinator.interrupted()]
         if not missing or rng.random() < 0.5:
             return False
-        return any(self._restore_one(lost) for lost in missing)  # one may have to wait for another
+        return any(self._restore_one(lost) for lost in missing)  # one restoration may have to wait for another
 
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world
@@ -300,7 +300,7 @@ class CoordinatorActor(Actor):
         return True
 
     def _order(self) -> None:
-        """Order something; it may collide with what is under way, or be there already."""
+        """Order a random migration; it may conflict with one under way, or its keys may be there already."""
         rng, world = self.world.random, self.world
         protocol = self.only or (rng.choice(MOVING) if world.protocol in (MIXED, RESTORE) else world.protocol)
         destination = rng.choice(sorted(world.instances))

@@ -1,4 +1,4 @@
-"""Many seeds: find the first that breaks a promise, or none."""
+"""Runs many seeds, and finds the first that violates a guarantee, if any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from whimbrel.lab.sim.sabotage import sabotaged
 from whimbrel.lab.sim.world import Stuck, World
 
 CHOICES = [*PROTOCOLS, MIXED]
-"""What a world can be made with."""
+"""The protocols that a world can be created with."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A seed that breaks a promise."""
+    """A seed that violates a guarantee."""
 
     protocol: str
     seed: int
@@ -28,7 +28,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct):
-    """What a search has seen: the first violation if there was one, and by protocol how often what has happened."""
+    """The outcome of a search: the first violation if there was one, and by protocol the counts of events."""
 
     found: Found | None = None
     tallies: dict[str, Counter[str]] = {}
@@ -40,12 +40,12 @@ class Outcome(msgspec.Struct):
         return self
 
     def total(self, what: str) -> int:
-        """How often something has happened, in all protocols."""
+        """The count of an event over all protocols."""
         return sum(tally[what] for tally in self.tallies.values())
 
 
 def run_seed(protocol: str, seed: int) -> World:
-    """One history. Raises `Violation` if a promise was broken."""
+    """Run one history. Raises `Violation` if a guarantee was violated."""
     world = World(seed, protocol)
     world.watchers.append(Invariants(world))
     try:
@@ -56,10 +56,10 @@ def run_seed(protocol: str, seed: int) -> World:
     except Diverged as error:
         raise Violation("repeated otherwise", str(error)) from error
     except Trimmed as error:
-        raise Violation("lost", f"what is needed is trimmed: {error}") from error
+        raise Violation("lost", f"needed entries are trimmed: {error}") from error
     except Stuck as error:
         raise Violation("settled", str(error)) from error
-    except Exception as error:  # nothing that can happen here may raise anything
+    except Exception as error:  # no other exception is expected in any history
         raise Violation("crashed", f"{type(error).__name__}: {error}") from error
     for migration in world.coordinator.every:
         world.tally[f"migrations {migration.phase}"] += 1

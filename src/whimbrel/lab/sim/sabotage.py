@@ -1,7 +1,7 @@
-"""Safeguards switched off, one at a time: the simulator must notice each. What it would not miss, it does not check.
+"""Safeguards switched off, one at a time: the simulator must detect each. One that it misses is not tested by it.
 
-Not among them: what an instance drops that a router sent before it knew of a restoration (`Eviction.drops`). That takes
-two routers, and a world with a central store has one, as a stage has; tests/unit/test_restoration.py has both.
+Not included: dropping the records that a router sent before it knew of a restoration (`Eviction.drops`). That takes two
+routers, and a world with a central store has one, as a stage has; tests/unit/test_restoration.py has two.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _release(self: Gate, result: Result, released: list[Result]) -> None:
 
 
 def _release_early(self: Gate, results: list[Result]) -> list[Result]:
-    """Later epochs do not wait for earlier ones; only what is closed is refused."""
+    """Later epochs do not wait for earlier ones; the gate refuses only results of closed epochs."""
     return [result for result in results if result.epoch >= self.epochs[result.key]]
 
 
 def _markers_beside(self: Gateway) -> None:
-    """Markers travel in the control lane: nothing gets lost, but they have no place between the records any more."""
+    """Markers go through the control lane: none is lost, but they lose their position between the records."""
     while self._unsent:
         name, blob, _, number = self._unsent[0]
         records: Any = blob
@@ -58,7 +58,7 @@ def _markers_beside(self: Gateway) -> None:
 
 
 def _acknowledge_first(self: Gateway, events: Any, writer: str, counter: int) -> bool:
-    """Say that records are safe, and take them in when the next ones come."""
+    """Acknowledge records, and append them only when the next ones arrive."""
     late = vars(self).setdefault("late", [])
     late.append((events, writer, counter))
     if len(late) > 1:
@@ -67,7 +67,7 @@ def _acknowledge_first(self: Gateway, events: Any, writer: str, counter: int) ->
 
 
 def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) -> None:
-    """The source says that it has stopped, and goes on: what came for its keys is served, not sent on."""
+    """The source reports that it has stopped, but goes on: it serves records of its keys and does not forward them."""
     _ship(self, instance, out)
     for key in [key for key in instance.table.waiting if self.takes(key)]:
         for record in instance.table.unbuffer(key):
@@ -77,18 +77,18 @@ def _ship_before_closing(self: SwitchOut, instance: Instance, out: Emissions) ->
 
 
 def _fence_without_wall(self: Gate, move: Move) -> None:
-    """The next epoch may speak, and so may whoever spoke before."""
+    """The gate accepts the next epoch, and still accepts earlier ones."""
     _fence(self, move)
     self.refuse = lambda result, released: released.append(result)  # type: ignore[method-assign]
 
 
 def _trim_what_is_routed(self: Gateway) -> int:
-    """The log is trimmed as if there were no store."""
+    """The gateway trims the log as if there were no store."""
     return self._routed * ROWS
 
 
 def _trust(self: Uploader) -> None:
-    """An increment counts as soon as it is whole, whatever the gate says."""
+    """Commit an increment as soon as it is complete, without the gate's confirmation."""
     self._heard = self.spool.log.tail(Lane.CONTROL)
     while (messages := self.spool.messages(self._read)) is not None:
         self._take(messages)
@@ -100,7 +100,7 @@ def _trust(self: Uploader) -> None:
 
 
 def _manifest_first(self: Uploader, confirmed: Confirmed) -> None:
-    """The index of an increment is written before what it lists."""
+    """Write the manifest of an increment before the segments it lists."""
     saved, increments = confirmed.saved, self._open[confirmed.saved.part]
     for one in [one for one in increments if one.number == saved.number and one.is_whole]:
         increment = Increment(saved.instance, saved.part, saved.number, confirmed.at_us, saved.reached)
@@ -111,7 +111,7 @@ def _manifest_first(self: Uploader, confirmed: Confirmed) -> None:
 
 
 def _positions_first(self: Outlet) -> bool:
-    """Commit that everything has been read, and deliver it then."""
+    """Commit the ends of the outboxes as read, and deliver the results afterwards."""
     read = self.positions
     self.positions = {name: outbox.tail() for name, outbox in list(self.outboxes.items())}
     self._commit()
@@ -120,7 +120,7 @@ def _positions_first(self: Outlet) -> bool:
 
 
 def _fence_in_memory(self: Outlet) -> None:
-    """The fence is up, and is gone with the outlet."""
+    """Raise the fence in memory only: it is lost when the outlet dies."""
     for move, raised in self._fences:
         self.gate.fence(move)
         raised()
@@ -128,17 +128,17 @@ def _fence_in_memory(self: Outlet) -> None:
 
 
 def _tell_first(self: Outlet) -> None:
-    """Tell what is not committed."""
+    """Send notices that are not committed."""
     self._tell()
     _commit(self)
 
 
 def _stay_torn(self: Outlet) -> None:
-    """Go on after an error as if nothing had happened."""
+    """Continue after an error without a reset to the last commit."""
 
 
 def _journal_late(self: Decisions, stage: str, id: str, event: Event) -> None:
-    """Act on a decision, and write it down with the next one."""
+    """Act on a decision, and journal it only with the next one."""
     coordinator, now_us = self.stages[stage], self.now_us()
     draft, commands = coordinator.decide(id, event, now_us)
     late = vars(self).setdefault("late", [])
@@ -149,7 +149,7 @@ def _journal_late(self: Decisions, stage: str, id: str, event: Event) -> None:
 
 
 def _start_anywhere(self: Deeds, stage: str, id: str, command: Command) -> None:
-    """A site that cannot be reached has not started the instance."""
+    """Assume that an unreachable site has not started the instance."""
     try:
         self._carry_out(stage, id, command)
     except Unavailable as error:
@@ -159,13 +159,13 @@ def _start_anywhere(self: Deeds, stage: str, id: str, command: Command) -> None:
 
 
 def _position_first(self: Uploader) -> None:
-    """Give up what was read from a spool, and carry it then."""
+    """Trim the entries read from a spool, and upload them afterwards."""
     self.spool.trim(self.spool.log.tail(), self._heard)
     _carry(self)
 
 
 def _tick_once(self: Gateway, counter: int) -> None:
-    """A tick that is in the ingress log is said to be everywhere."""
+    """Assume that a tick in the ingress log is in every inbox."""
     if self._wall_clock:
         self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
     if self._told_us < self._latest_us:
@@ -207,7 +207,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 @contextmanager
 def sabotaged(name: str | None) -> Iterator[None]:
-    """The world with one safeguard off."""
+    """Run with one safeguard switched off."""
     if name is None:
         yield
         return

@@ -1,5 +1,5 @@
-"""The actor beside the gateway that keeps the central store: drives the product's own checkpointer, with its uploaders
-and its compaction, over objects that fail."""
+"""The actor of the central store, in the gateway's process: it drives the product's own checkpointer, with its
+uploaders and its compaction, over objects that fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STAGE = "stage"
 
 
 class Objects:
-    """Blobs by name, which outlive everybody. Whoever puts one may die, or be told that it failed, before and after."""
+    """Durable blobs by name. The actor that puts one may die, or get an error, before and after the write."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -55,7 +55,7 @@ class Objects:
 
 
 class StoreActor(Actor):
-    """Lets the checkpointer of the gateway step: orders checkpoints, carries increments, compacts. It lives and dies
+    """Steps the gateway's checkpointer, which orders checkpoints, uploads increments and compacts. It dies together
     with the gateway."""
 
     kind = "store"
@@ -93,7 +93,7 @@ class StoreActor(Actor):
 
     @property
     def gateway(self) -> GatewayActor:
-        """The one that a stage has."""
+        """The stage's only gateway."""
         return next(iter(self.world.gateways.values()))
 
     def _begin(self, gateway: Gateway) -> None:
@@ -117,19 +117,19 @@ class StoreActor(Actor):
         self.checkpointer.place(sorted(world.instances))
 
     def _seen(self) -> tuple[object, ...]:
-        """Changes when the checkpointer has done something."""
+        """A value that changes when the checkpointer has done work."""
         spools = [(spool.log.head(), spool.log.head(Lane.CONTROL)) for spool in self.world.spools.values()]
         return self.objects.changes, self.gateway.ingress.tail(), spools
 
     def newest(self, selection: Selection) -> dict[str, Version]:
-        """By key: the version that counts."""
+        """By key: the current version."""
         try:
             return {version.key: version for version in self.central.load(STAGE, selection)}
         except Stop as error:
             raise Violation("lost", f"the store cannot be read: {error}") from error
 
     def whole(self) -> Iterator[Version]:
-        """Every version that is there."""
+        """Every version in the store."""
         for name in (*self.objects.names(f"{STAGE}/segments"), *self.objects.names(f"{STAGE}/base-segments")):
             segment = wire.unpack(self.objects.blobs[name], Segment)
             yield from wire.decode(segment.versions, list[Version])

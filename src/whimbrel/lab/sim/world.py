@@ -1,17 +1,17 @@
-"""The deterministic world: the real core, hosted by actors that a seed makes slow, fast, forgetful and mortal.
+"""The deterministic world: the real core, hosted by actors whose pace, errors and crashes are derived from a seed.
 
-Virtual time, one thread, one random generator: the same seed is the same history. Actors drive the product's own
-classes step by step, over logs, objects and journals that outlive them. Each may die before and after any of its
-writes, and each write may fail with an error that passes, done or not:
+Virtual time, one thread, one random generator: the same seed gives the same history. Actors drive the product's own
+classes step by step, over durable logs, objects and journals. Each actor may die before and after any of its writes,
+and each write may fail with a transient error, applied or not:
 
     GatewayActor    the Gateway: ingress log → router → inboxes           dies: replays the log, repeats its appends
-    InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the batch that it had planned
-    OutletActor     the Outlet: outboxes → gate → a file                  dies: goes back to its last commit
-    CoordinatorActor   notices → migrations → commands                    dies: repeats what its journal says
-    StoreActor      the Uploaders: spools → segments, manifests               dies: begins at its spools' heads
-    LossActor       instances that do not come back, or late              with a central store only
+    InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the planned batch
+    OutletActor     the Outlet: outboxes → gate → a file                  dies: resumes from its last commit
+    CoordinatorActor   notices → migrations → commands                    dies: repeats the commands of its journal
+    StoreActor      the Uploaders: spools → segments, manifests           dies: restarts at its spools' heads
+    LossActor       instances that never come back, or late               with a central store only
 
-Written anew for the simulator are what hosts an instance, in place of Spark, and what hosts the coordinator.
+Only two hosts are written for the simulator: that of an instance, in place of Spark, and that of the coordinator.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from whimbrel.lab.sim.store import StoreActor
 from whimbrel.log.spool import IncrementSpool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
-"""The first three lie in one bin, and so do the next three: what is done to a key must not touch its neighbours."""
+"""The first three share a bin, and so do the next three: an operation on a key must not affect its neighbours."""
 
 
 IDLE = 0.1
-"""An actor that has found nothing to do looks again so much later, unless something is appended to a log it reads:
-most steps would find nothing otherwise."""
+"""The pace of an idle actor relative to its usual pace, until an entry is appended to a log it reads: otherwise most
+steps would find no work."""
 
 
 UNDONE = {"live", "pause", "fluid"}
-"""Protocols that a damaged parcel calls off. Others wait for somebody who can read it: here, for ever."""
+"""Protocols that abort on a damaged parcel. Others keep it until a process can read it: here, forever."""
 
 
 class Dice(random.Random):
@@ -59,11 +59,11 @@ class Dice(random.Random):
 
 
 class Stuck(Exception):
-    """The world does not come to rest."""
+    """The world has not become idle within the step limit."""
 
 
 class World:
-    """Everything there is, and what happens next."""
+    """All logs and actors, and the schedule of their steps."""
 
     def __init__(self, seed: int, protocol: str, *, chaos: float = 1.0) -> None:
         self.seed = seed
@@ -72,19 +72,19 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.tally: Counter[str] = Counter()
-        """How often what the simulator is there for has happened."""
-        # A generator of its own, so that histories without damage are what they were before there was any.
+        """Counts of the events that the simulator is meant to provoke."""
+        # A separate generator, so that histories without damage stay as they were before damage was introduced.
         self._harm = f"harm/{seed}/{protocol}"
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int]] = []
-        """Moments, each with the number of an actor. Those that `_due` does not have are out of date."""
+        """Times, each with the number of an actor. Entries that differ from `_due` are obsolete."""
         self._due: list[float] = []
 
         rng = self.random
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
         self.saves = protocol in (RESTORE, MIXED)
-        """Whether there is a central store. It numbers increments by the one gateway that a stage has."""
+        """Whether there is a central store. It numbers increments by the stage's only gateway."""
         self.routers = [f"gateway-{n}" for n in range(1 if self.saves else rng.randint(1, 2))]
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
         shared = len(names) > 2  # of three instances, two are at one site
@@ -93,9 +93,9 @@ class World:
         self.inboxes = {name: Inbox(self) for name in names}
         self.outboxes = {name: Outbox(self) for name in names}
         self.spools = {name: IncrementSpool(SimLog(self)) for name in names if self.saves}
-        """By instance: what it sends to the store."""
+        """By instance: the spool of its messages to the store."""
         self.suspects: list[str] = []
-        """Instances that somebody thinks lost."""
+        """Instances that are suspected lost."""
         self.instances = {name: InstanceActor(self, name, rng.randint(1, 3)) for name in names}
         self.gateways = {name: GatewayActor(self, name) for name in self.routers}
         self.outlet = OutletActor(self)
@@ -112,13 +112,13 @@ class World:
             spool.log.reader = self.store  # type: ignore[attr-defined]
 
     def _losses(self) -> int:
-        """How many instances are lost, at most."""
+        """The maximum number of instances to lose."""
         if not self.saves or not self.chaos:
             return 0
         return self.random.randint(1, 2) if self.protocol == RESTORE else self.random.randint(0, 1)
 
     def run(self, limit: int = 20_000) -> None:
-        """Until everything has been sent, moved and delivered, and nobody has anything left to do."""
+        """Run until all records are sent, moved and delivered, and no actor has work left."""
         self._due = [self.random.random() for _ in self.actors]
         for number, moment in enumerate(self._due):
             heappush(self._agenda, (moment, number))
@@ -142,7 +142,7 @@ class World:
         heappush(self._agenda, (moment, number))
 
     def wake(self, actor: Actor) -> None:
-        """Something has come for an actor, which may have expected nothing: it looks at its usual pace."""
+        """Schedule an actor, which may be idle, at its usual pace: an entry has arrived for it."""
         number = self._numbers[id(actor)]
         if self._due and self._due[number] > self.now + 1.0 / actor.pace:
             self._schedule(number, actor.pace)
@@ -166,26 +166,26 @@ class World:
         return worked
 
     def maybe_die(self, odds: float = 0.01) -> None:
-        """A place where death may strike."""
+        """A point where the current actor may die."""
         if self.chaos and self.random.random() < odds * self.chaos:
             raise Died
 
     def maybe_stumble(self, odds: float = 0.01) -> None:
-        """A place where death may strike, or an error that passes."""
+        """A point where the current actor may die or get a transient error."""
         if self.chaos:
             chance = self.random.random()
             if chance < odds * self.chaos:
                 raise Died
             if chance > 1 - odds * self.chaos:
-                raise Unavailable("not just now")
+                raise Unavailable("injected transient error")
 
     def vanish(self) -> None:
-        """Nobody looks at it any more: break the circles it is made of, and it is gone at once. To leave thousands of
-        worlds to the garbage collector takes a tenth of the time."""
+        """Break the reference cycles of a world that is no longer used, so that it is freed at once. Leaving thousands
+        of worlds to the garbage collector costs a tenth of the time."""
         vars(self).clear()
 
     def carried(self, record: Record) -> Record:
-        """A message as it arrives: damaged, once in a while, and then each time that it is sent."""
+        """A message as it arrives: occasionally damaged, and then every time it is sent."""
         if not self.is_harmful or record.kind not in (Kind.PARCEL, Kind.SHIPPED):
             return record
         if random.Random(f"{self._harm} {crc32(record.body)}").random() > 0.2:
