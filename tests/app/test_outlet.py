@@ -15,7 +15,7 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
 from whimbrel.core.options import RestoreOptions
 from whimbrel.core.record import Checkpointed, Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said
-from whimbrel.egress.outlet import Word
+from whimbrel.egress.outlet import Outlet, Word
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
 from whimbrel.egress.threaded import ThreadedOutlet
@@ -347,6 +347,28 @@ def test_it_is_what_lies_in_the_file_wherever_the_process_dies(tmp_path: Path) -
         office.run()
         assert office.lines() == EXPECTED
         assert office.journal.reached("outlet/s") == {"a": 7, "b": 7, "c": 2}
+
+
+def test_what_could_not_be_committed_does_not_count_as_delivered(tmp_path: Path) -> None:
+    """Or a restoration would apply its records again in silence, and nobody would ever see their results."""
+    office = Treasury(tmp_path, {"s-1": [said((results("a", 0, 1), []))]})
+    tries: list[bytes] = []
+
+    def keep(blob: bytes, reached: Mapping[str, int]) -> None:
+        tries.append(blob)
+        if len(tries) == 2:
+            raise Unavailable("the disk is full")
+
+    outlet = Outlet(
+        "s", office.outboxes, [JsonLinesSink(tmp_path / "x.jsonl")], office.hear, office.save, lambda: 1, keep=keep
+    )
+    outlet.recover(None, {})
+    with pytest.raises(Unavailable):
+        outlet.step()
+    assert outlet.delivered_of(A) == {"a": 1}, "as far as it had come"
+    boxes.clear()
+    outlet.step()
+    assert outlet.delivered_of(A) == {}
 
 
 def test_behind_a_fence_nothing_of_a_lost_owner_gets_out_also_after_a_restart(tmp_path: Path) -> None:
