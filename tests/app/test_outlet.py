@@ -359,7 +359,8 @@ def test_what_could_not_be_committed_does_not_count_as_delivered(tmp_path: Path)
         if len(tries) == 2:
             raise Unavailable("the disk is full")
 
-    boxes, sinks = dict(office.outboxes), [JsonLinesSink(tmp_path / "x.jsonl")]
+    boxes = dict(office.outboxes)
+    sinks: list[Sink] = [JsonLinesSink(tmp_path / "x.jsonl")]
     outlet = Outlet("s", boxes, sinks, office.hear, office.save, lambda: 1, keep=keep)
     outlet.recover(None, {})
     with pytest.raises(Unavailable):
