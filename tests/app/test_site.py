@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,41 @@ def test_a_copy_that_fails_leaves_nothing_that_looks_like_a_checkpoint(cloud: Si
 def test_stopping_what_does_not_run_is_nothing(cloud: Site) -> None:
     cloud.stop("s-1")
     assert cloud.batches() == []
+
+
+class Dying:
+    """A query that has died as soon as it was started, while somebody waits for it."""
+
+    progress: tuple[float, ...] = ()
+    trigger_ms = batch_ms = 500.0
+    backlog, is_active = 0, False
+    exception: Exception | None = Unavailable("there is no such master")
+
+    def start(self) -> None:
+        """It dies at once."""
+
+    def stop(self) -> None:
+        """It is not there."""
+
+    def wait(self) -> None:
+        """Long enough for the watch to look at it."""
+        time.sleep(5 * 0.01)
+        raise Unavailable("there is no such master")
+
+
+def test_the_watch_starts_nothing_that_a_start_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.site.site.PERIOD", 0.01)
+    made: list[str] = []
+
+    def make(instance: str, checkpoint: Path) -> Any:
+        made.append(instance)
+        return Dying()
+
+    site = Site("cloud", tmp_path / "cloud", make, nowhere(tmp_path))
+    site.open()
+    try:
+        with pytest.raises(Unavailable, match="s-1 does not start at cloud"):
+            site.start("s-1")
+        assert made == ["s-1"], "one query over one checkpoint"
+    finally:
+        site.close()
