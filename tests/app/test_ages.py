@@ -21,10 +21,10 @@ from whimbrel.core.operator import Emit
 from whimbrel.core.record import Outgoing, Result, Said
 from whimbrel.egress.outlet import Commit
 from whimbrel.log import Lane, MemoryLog
-from whimbrel.log.codec import encode_messages
+from whimbrel.log.codec import ROWS, encode_messages
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
-from whimbrel.roles.ages import check_way_out
+from whimbrel.roles.ages import check_way_in, check_way_out
 from whimbrel.roles.gateway import GatewayRole
 from whimbrel.site.forwarder import number
 
@@ -156,6 +156,17 @@ def test_posts_that_are_missing_are_noticed(house: House) -> None:
         path.unlink()
     with pytest.raises(Stale, match=r"the inbox of one-2 lacks its last part: one-1 has sent to it in batch 1"):
         house.open()
+
+
+def test_an_ingress_log_that_lacks_what_an_inbox_has_is_noticed() -> None:
+    """Also without a snapshot that knows better: new records would get numbers that the inbox has seen."""
+    ingress, inbox = MemoryLog(), MemoryLog()
+    ingress.append(b"x", count=1, writer="source", counter=0)
+    inbox.append(b"x", count=1, writer="router", counter=0)
+    check_way_in("router", None, ingress, {"one-1": inbox})
+    inbox.append(b"y", count=1, writer="router", counter=ROWS)
+    with pytest.raises(Stale, match="the inbox of one-1 has the entry of position 1, the log ends at 1"):
+        check_way_in("router", None, ingress, {"one-1": inbox})
 
 
 @pytest.mark.parametrize(("last", "lacks"), [(number(2), False), (number(2, 7), True), (number(1), True)])
