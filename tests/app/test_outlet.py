@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +349,16 @@ def test_it_is_what_lies_in_the_file_wherever_the_process_dies(tmp_path: Path) -
         office.run()
         assert office.lines() == EXPECTED
         assert office.journal.reached("outlet/s") == {"a": 7, "b": 7, "c": 2}
+
+
+def test_a_commit_and_what_it_delivers_are_written_both_or_neither(tmp_path: Path) -> None:
+    journal = GatewayJournal(tmp_path / "gateway.db")
+    journal.keep("outlet/s", b"first", {"a": 1})
+    with closing(sqlite3.connect(tmp_path / "gateway.db")) as db:
+        db.execute("CREATE TRIGGER no BEFORE INSERT ON reached BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with pytest.raises(sqlite3.Error):
+        journal.keep("outlet/s", b"second", {"a": 2})
+    assert (journal.load("outlet/s"), journal.reached("outlet/s")) == (b"first", {"a": 1})
 
 
 def test_what_could_not_be_committed_does_not_count_as_delivered(tmp_path: Path) -> None:
