@@ -153,7 +153,10 @@ class World:
             if actor.gone:
                 return False
             actor.alive = True
-            actor.revive()
+            try:
+                actor.revive()
+            except Died:  # recovery writes, too
+                actor.die()
             return True
         try:
             worked = actor.work()
