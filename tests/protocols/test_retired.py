@@ -109,6 +109,23 @@ def test_a_lost_instance_stays_lost_until_it_has_dropped_its_keys(coordinator: C
     assert routes(restarted(coordinator)) == routes(coordinator)
 
 
+def test_an_aborted_restoration_that_stays_open_does_not_bring_its_routes_back(coordinator: Coordinator) -> None:
+    """Its destination never comes back, so it is open for ever; the keys have been restored elsewhere since."""
+    coordinator.start(coordinator.plan_restore("a", "c", "m1"))
+    coordinator.handle("m1", Abandoned("c is lost"))
+    restore(coordinator, "a", "b", "m2")
+    for id in ("m1", "m2"):
+        coordinator.handle(id, Evicted(id, "a", 0, 1))
+    assert list(coordinator.open) == ["m1"]
+    assert forget(coordinator) == ["m2"]
+    again = restarted(coordinator)
+    assert again.table.owners.values() == {"b"}
+    assert routes(again) == routes(coordinator)
+    coordinator.handle("m1", Aborted("m1", "c", 0, 1))
+    assert forget(coordinator) == ["m1"]
+    assert routes(restarted(coordinator)) == routes(coordinator)
+
+
 def test_of_many_attempts_to_restore_an_instance_the_last_one_is_kept(coordinator: Coordinator) -> None:
     for number in range(5):
         attempt = coordinator.plan_restore("a", "b", f"m{number}")

@@ -4,8 +4,10 @@ A restarted coordinator rebuilds the routes from its journal: it replays every m
 each one that is done hands over its keys. So a migration may be removed from the journal only if its effect is kept.
 `Retired` is that effect: the routes after all migrations that are over and old enough, in their order.
 
-Open migrations are skipped, even if newer ones are folded. That is correct: two migrations open at the same time never
-hand over the same keys. A finished migration that is still needed is folded and kept, and not folded twice.
+Migrations in progress are skipped, even if newer ones are folded. That is correct: two migrations in progress at the
+same time never hand over the same keys. A finished migration that is still needed, or still open at its destination, is
+folded and kept, and not folded twice: an aborted restoration has taken its keys from their owner, and a later one may
+have given them to another.
 """
 
 from __future__ import annotations
@@ -58,20 +60,20 @@ def retirement(
     before, known = coordinator.retired, coordinator.migrations
 
     def needed(migration: Migration) -> bool:
-        return coordinator.is_needed(migration) or is_needed(migration)
+        return migration.move.id in coordinator.open or coordinator.is_needed(migration) or is_needed(migration)
 
-    too_many = len(known) - len(coordinator.open) - len(before.folded) - most
+    too_many = len(known) - len({*coordinator.open, *before.folded}) - most
     if max(too_many, sum(not needed(known[id]) for id in before.folded)) <= slack:
         return [], before
     table, places, folded = before.table(coordinator.first), dict(before.places), {*before.folded}
     gone: list[Migration] = []
     for id, migration in known.items():
-        if id in coordinator.open:
+        if not migration.is_over:
             continue
         if id not in folded:
             if too_many <= 0:
                 break
-            too_many -= 1
+            too_many -= id not in coordinator.open
             _leave_routes(table, places, migration)
         if needed(migration):
             folded.add(id)
