@@ -116,6 +116,8 @@ REGRESSIONS = [
     # Keys were dropped that a second router still counted as theirs: an increment in the same batch said they were in
     # it.
     ("restore", 6333),
+    # An aborted restoration that stayed open took keys back from a later one, when the coordinator came back.
+    ("restore", 20493),
     # What was saved after keys had been taken away, and before every router had said so, never counted.
     ("restore", 13401),
 ]
