@@ -26,7 +26,12 @@ from tests.unit.records import (
 from whimbrel.core.increments import STORE, Assembly, TrimHorizon, Version, VersionChunk
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import bin_of, part_of
-from whimbrel.core.record import Checkpointed, Emissions, Kind
+from whimbrel.core.record import Checkpointed, Emissions, Kind, Record
+
+
+def wakes(out: Emissions) -> list[Record]:
+    """The wake-ups that a part has sent to itself, as they come back."""
+    return [delivered(message) for message in out.messages if message.kind == Kind.WAKE]
 
 
 class Store:
@@ -56,7 +61,7 @@ class Store:
         self.take(out)
         batches = 1
         while any(message.kind == Kind.WAKE for message in out.messages):
-            out = instance.apply([delivered(message) for message in out.messages if message.kind == Kind.WAKE])
+            out = instance.apply(wakes(out))
             self.take(out)
             batches += 1
         return batches
@@ -100,12 +105,12 @@ def test_a_large_part_is_saved_over_several_batches(again: bool) -> None:
     batches = 1
     while True:
         store.take(out)
-        wakes = [delivered(message) for message in out.messages if message.kind == Kind.WAKE]
-        if not wakes:
+        woken = wakes(out)
+        if not woken:
             break
         assert store.saved == [], "not before everything is there"
         a = reloaded(a) if again else a
-        out = a.apply([*wakes, data("k", 20 + batches, "late")] if batches == 1 else wakes)
+        out = a.apply([*woken, data("k", 20 + batches, "late")] if batches == 1 else woken)
         batches += 1
     assert batches > 2
     assert {version.key for version in store.versions} == set("klmnop")
@@ -123,11 +128,11 @@ def test_a_large_key_is_saved_in_pieces_as_it_was(again: bool) -> None:
     batches = 1
     while True:
         store.take(out)
-        wakes = [delivered(message) for message in out.messages if message.kind == Kind.WAKE]
-        if not wakes:
+        woken = wakes(out)
+        if not woken:
             break
         a = reloaded(a) if again else a
-        out = a.apply([*wakes, data("k", 2 + batches, "y")])
+        out = a.apply([*woken, data("k", 2 + batches, "y")])
         batches += 1
     assert batches > 3
     assert (store.seen(), store.versions[0].seq) == ({"k": ["x" * 100]}, 1)
@@ -241,9 +246,7 @@ def test_another_store_gets_everything(amid: bool) -> None:
     out = a.apply([save(4, budget=1 if amid else 1000)])
     if amid:  # a key a batch: two are still to be saved for the old one
         store.take(out)
-        out = a.apply(
-            [delivered(message) for message in out.messages if message.kind == Kind.WAKE] + [save(5, anew=True)]
-        )
+        out = a.apply([*wakes(out), save(5, anew=True)])
         store.drain(a, out)
     else:
         store.drain(a, out)

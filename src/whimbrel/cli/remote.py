@@ -17,7 +17,7 @@ from whimbrel.api.client import Client, RemoteHandle, connect
 from whimbrel.cli.screen import Sheet, say, shown, write
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import BINS
-from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core.protocols import PROTOCOLS, SIZES
 from whimbrel.core.protocols.auto import Limits
 from whimbrel.orchestrator.orchestrator import DEADLINE
 from whimbrel.orchestrator.orders import MigrationStatus
@@ -268,7 +268,7 @@ def _migrations(found: Iterable[MigrationStatus]) -> Sheet:
 
 _OVER = ("done", "aborted")
 _LIMITS = [f"max_{name}" for name in Limits.__struct_fields__]
-OPTIONS = sorted({"budget", "chunk", *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.choices)})
+OPTIONS = sorted({*SIZES, *_LIMITS, *(name for rules in PROTOCOLS.values() for name in rules.choices)})
 """The options of all protocols."""
 
 

@@ -14,14 +14,18 @@ class HandoverOptions(msgspec.Struct, frozen=True, tag=True):
     """Whether the routers hold the records from BEGIN until CUTOVER. If not, records go to both instances."""
 
 
-class PushOptions(msgspec.Struct, frozen=True, tag=True):
+class SwitchOptions(msgspec.Struct, frozen=True):
+    """`push`, `fetch` and `replicate`: records go to the destination at once."""
+
+
+class PushOptions(SwitchOptions, frozen=True, tag=True):
     """`push`: records go to the destination at once, and the source chooses which keys leave first."""
 
     order: Literal["arrival", "key"] = "arrival"
     """In the order in which records need the keys, or sorted by key."""
 
 
-class FetchOptions(msgspec.Struct, frozen=True, tag=True):
+class FetchOptions(SwitchOptions, frozen=True, tag=True):
     """`fetch`: records go to the destination at once, and it requests the keys it needs."""
 
     split: int = 32
@@ -30,7 +34,7 @@ class FetchOptions(msgspec.Struct, frozen=True, tag=True):
     """Number of bins that the destination requests at a time, in addition to the units it needs."""
 
 
-class ReplicateOptions(msgspec.Struct, frozen=True, tag=True):
+class ReplicateOptions(SwitchOptions, frozen=True, tag=True):
     """`replicate`: a standby holds copies; at its takeover, records go to it at once."""
 
     interval: int = 1
@@ -52,5 +56,4 @@ class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
     """Instances that must discard the restored keys: the lost instance, and the other ends of those migrations."""
 
 
-SwitchOptions = PushOptions | FetchOptions | ReplicateOptions
-Options = HandoverOptions | SwitchOptions | RestartOptions | RestoreOptions
+Options = HandoverOptions | PushOptions | FetchOptions | ReplicateOptions | RestartOptions | RestoreOptions

@@ -82,10 +82,8 @@ class Deeds:
                 self._load(stage, migration)
             case machine.Announce(kind, move, instance):
                 self._send(stage, instance, instance, kind, wire.canonical(move), f"coordinator/{id}/{kind.name}")
-            case machine.Forget(move) if (
-                move.destination in self._decisions.stages[stage].sites
-            ):  # else it has been removed by scaling
-                # Behind all parcels that are in transit.
+            case machine.Forget(move) if move.destination in self._decisions.stages[stage].sites:
+                # Behind all parcels that are in transit. A destination that scaling has removed needs nothing.
                 self._send(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")
             case machine.StopInstance(instance):
                 self._sites[migration.from_site].stop(instance)

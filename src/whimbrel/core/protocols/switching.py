@@ -9,7 +9,7 @@ route here: it marks the end of the move for both instances.
 
 from __future__ import annotations
 
-from whimbrel.core.options import SwitchOptions
+from whimbrel.core.options import FetchOptions, PushOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
     DONE,
@@ -43,7 +43,7 @@ def switch(migration: Migration) -> list[Command]:
     return [*announce(Kind.SWITCH, migration), Begin(migration.move)]
 
 
-def switching(name: str, *, moving: str, settling: str, options: SwitchOptions) -> Protocol:
+def switching(name: str, *, moving: str, settling: str, options: PushOptions | FetchOptions) -> Protocol:
     """A protocol of this shape, with its own names for the phases."""
 
     def begin(migration: Migration, event: Ordered) -> Answer:

@@ -20,7 +20,7 @@ import numpy as np
 
 from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.core.link import IDEAL
-from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core.protocols import PROTOCOLS, SIZES
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.deploy import embedded as application
 from whimbrel.deploy.deployment import TRIGGER
@@ -114,7 +114,7 @@ def check(setting: Setting) -> None:
     if setting.protocol not in (*PROTOCOLS, NO_MOVE):
         raise Refused(f"protocol {setting.protocol!r} is not there; this version has: {', '.join(PROTOCOLS)}")
     for option in setting.options:
-        if option not in {"budget", "chunk", *PROTOCOLS[setting.protocol].choices}:
+        if option not in SIZES | PROTOCOLS[setting.protocol].choices:
             raise Refused(f"protocol {setting.protocol!r} has no option {option!r}")
     if setting.keys < 1 or setting.rate <= 0 or not 0 < setting.share <= 1:
         raise Refused("a run needs at least one key, a rate above 0, and a share above 0 and up to 1")

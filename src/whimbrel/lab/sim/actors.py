@@ -22,6 +22,11 @@ from whimbrel.log.readers import LANES
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
+Ends = tuple[int, int]
+"""Positions in the two lanes of an inbox."""
+STAGE = "stage"
+"""The one stage of a world."""
+
 
 class Violation(AssertionError):
     """A guarantee was violated; `what` names it."""
@@ -64,11 +69,11 @@ class Actor:
 class Checkpoint:
     """Spark's checkpoint of an instance at one site."""
 
-    def __init__(self, deltas: list[list[bytes]], at: tuple[int, int] = (0, 0), batch: int = 0) -> None:
+    def __init__(self, deltas: list[list[bytes]], at: Ends = (0, 0), batch: int = 0, plan: Ends | None = None) -> None:
         self.deltas, self.at, self.batch = deltas, at, batch
-        self.plan: tuple[int, int] | None = None
+        self.plan = plan
         """The end positions of the batch that is planned and not committed."""
-        self._began: tuple[int, tuple[int, int] | None] = (batch, None)
+        self._began = (batch, plan)
 
     @property
     def has_begun(self) -> bool:
@@ -77,9 +82,7 @@ class Checkpoint:
 
     def copied(self) -> Checkpoint:
         """A copy for another site."""
-        other = Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch)
-        other.plan, other._began = self.plan, (self.batch, self.plan)
-        return other
+        return Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch, self.plan)
 
 
 class InstanceActor(Actor):
@@ -98,9 +101,9 @@ class InstanceActor(Actor):
         self.revive()
 
     @property
-    def plan(self) -> tuple[int, int] | None:
+    def plan(self) -> Ends | None:
         """The end positions of the batch that it has begun."""
-        return self.checkpoints[self.site].plan
+        return self.kept.plan
 
     def halt(self) -> None:
         """Stop; the state in memory is lost."""
@@ -201,8 +204,7 @@ class InstanceActor(Actor):
                 blobs += part.deltas(limit)
                 if len(blobs) > 16:
                     blobs[:] = part.snapshot(limit)
-        kept = self.kept
-        kept.at, kept.plan, kept.batch = self.kept.plan, None, kept.batch + 1
+        self.kept.at, self.kept.plan, self.kept.batch = self.kept.plan, None, self.kept.batch + 1
         inbox = self.world.inboxes[self.name]
         inbox.trim(self.kept.at[0], Lane.DATA)
         inbox.trim(self.kept.at[1], Lane.CONTROL)

@@ -11,12 +11,12 @@ from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Refused, Retry, Stop, Unavailable, Unstarted
 from whimbrel.core.keys import EVERYTHING, Selection, bin_of
-from whimbrel.core.protocols import PROTOCOLS
+from whimbrel.core.protocols import PROTOCOLS, SIZES
 from whimbrel.core.protocols.machine import Abandoned, Command, Loaded, Migration, Takeover
 from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Command as RouterCommand
 from whimbrel.core.router import RouteTable
-from whimbrel.lab.sim.actors import Actor, Died, Violation
+from whimbrel.lab.sim.actors import STAGE, Actor, Died, Violation
 from whimbrel.log.contract import Lane
 from whimbrel.orchestrator.decisions import Decisions, Order, Place, RestoreOrder
 from whimbrel.orchestrator.deeds import Deeds
@@ -24,7 +24,6 @@ from whimbrel.orchestrator.deeds import Deeds
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
-STAGE = "stage"
 PATIENCE = 1e9
 """Seconds until a migration is abandoned: never, because the actor abandons at random."""
 MIXED = "mixed"
@@ -287,7 +286,7 @@ class CoordinatorActor(Actor):
         rng, world = self.world.random, self.world
         self.asked += 1
         others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
-        options = {name: rng.choice(OPTIONS[name]) for name in ("budget", "chunk")}
+        options = {name: rng.choice(OPTIONS[name]) for name in sorted(SIZES)}
         order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
         try:
             (id,) = self.decisions.order([order], PATIENCE)
@@ -311,7 +310,7 @@ class CoordinatorActor(Actor):
             selection = self.coordinator.table.owners.select(rng.choice(sorted(world.instances)))
         self.asked += 1
         choices = {name: rng.choice(choice) for name, choice in OPTIONS.items()}
-        wanted = {"budget", "chunk", *PROTOCOLS[protocol].choices}
+        wanted = SIZES | PROTOCOLS[protocol].choices
         options = {name: choice for name, choice in choices.items() if name in wanted}
         site = self.coordinator.sites[destination]
         order = Order(STAGE, [(selection, destination)], site, protocol, options)

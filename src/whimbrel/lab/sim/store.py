@@ -15,14 +15,12 @@ from whimbrel.core.increments import Version
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Barrier
 from whimbrel.gateway.gateway import Gateway
-from whimbrel.lab.sim.actors import Actor, Died, Violation
+from whimbrel.lab.sim.actors import STAGE, Actor, Died, Violation
 from whimbrel.log.contract import Lane
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.ingress import GatewayActor
     from whimbrel.lab.sim.world import World
-
-STAGE = "stage"
 
 
 class Objects:
