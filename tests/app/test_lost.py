@@ -187,11 +187,11 @@ def test_what_a_dead_site_had_goes_on_elsewhere_and_the_dead_may_come_back(house
     assert (migration.replayed, migration.silent) == (2 * len(KEYS), len(KEYS))
     until(house.is_exact, "every result once")
     assert house.owner() == {"sum-2"}
-    assert house.stage.coordinator.lost() == {"sum-1"}
+    assert house.stage.coordinator.losses.instances() == {"sum-1"}
 
     house.control.dead = set()  # it applies what it had in its inbox, and says so; then it hears what has happened
     house.batch("sum-1")
-    until(lambda: not house.stage.coordinator.lost(), "it has dropped its keys")
+    until(lambda: not house.stage.coordinator.losses.instances(), "it has dropped its keys")
     assert house.refused == len(KEYS)
     house.send(1000)
     until(house.is_exact, "every result once")
@@ -219,7 +219,7 @@ def test_somebody_who_lives_may_be_restored_as_well(house: House) -> None:
     migration = house.run(house.control.migrate("sum", to="edge-1", protocol="restore"))
     assert migration.phase == "done"
     until(house.is_exact, "every result once")
-    assert not house.stage.coordinator.lost()
+    assert not house.stage.coordinator.losses.instances()
 
 
 def test_an_instance_is_invoked_from_its_state_elsewhere_or_beside_itself(house: House) -> None:
@@ -378,7 +378,7 @@ def test_if_the_destination_dies_too_it_is_the_next_sites_turn(house: House) -> 
     until(house.is_exact, "every result once")
     house.control.dead = set()
     until(house.is_exact, "every result once")
-    until(lambda: not house.stage.coordinator.lost(), "all are back")
+    until(lambda: not house.stage.coordinator.losses.instances(), "all are back")
 
 
 def test_a_clock_that_is_put_back_keeps_nobody_from_being_restored(house: House) -> None:
@@ -422,7 +422,7 @@ def test_failures_before_it_was_restored_count_no_more_when_it_is_lost_again(hou
     look(house, policy)
     house.run(Handle(house.control.orchestrator, "sum", [restorations(house)[-1].move.id]))
     house.control.dead = set()
-    until(lambda: house.is_exact() and not house.stage.coordinator.lost(), "all are back")
+    until(lambda: house.is_exact() and not house.stage.coordinator.losses.instances(), "all are back")
     assert house.run(house.control.migrate("sum", to="cloud")).phase == "done"
     house.control.dead = {"cloud"}
     policy.look(house.control.dead, alive(house))  # at once: nothing has failed since

@@ -104,9 +104,9 @@ def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: 
     assert (migration.keys, migration.state_bytes, migration.checkpoint) == (7, 700, 4)
     assert (migration.replayed, migration.silent) == (10, 6)
     assert house.coordinator.table.owners["a"] == "s-2"
-    assert house.coordinator.lost() == {"s-1"}
+    assert house.coordinator.losses.instances() == {"s-1"}
     tell(house, *GONE)
-    assert house.coordinator.lost() == set()
+    assert house.coordinator.losses.instances() == set()
     told = [f"{line.phase}: {line.event}" for line in migration.story]
     assert told[:4] == [
         "ordered: edge is dead",
@@ -168,7 +168,7 @@ def test_a_store_that_cannot_be_read_ends_the_attempt_and_another_one_has_an_epo
     assert str(error) in str(migration.reason)
     assert house.orchestrator.spoilt == {"m1"}
     assert house.orchestrator.error is None
-    assert house.coordinator.interrupted() == ["s-1"]
+    assert house.coordinator.losses.interrupted() == ["s-1"]
     until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "the destination is told")
     with pytest.raises(Conflict):
         house.restore(checkpoint=3)  # the destination has not dropped yet what it may have been sent
@@ -204,7 +204,7 @@ def test_a_log_that_cannot_be_read_again_ends_the_attempt_and_the_keys_can_be_re
             tell(house, Unreadable("m1", "gateway", unreadable))
         until(lambda: migration.phase == "aborted", "aborted")
     assert migration.reason == unreadable
-    assert (house.orchestrator.error, house.coordinator.interrupted()) == (None, ["s-1"])
+    assert (house.orchestrator.error, house.coordinator.losses.interrupted()) == (None, ["s-1"])
     tell(house, Unreadable("m1", "gateway", unreadable), Unreadable("m0", "gateway", "nobody knows it"))
     until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "the destination is told")
     tell(house, *(Aborted("m1", "s-2", part, 2) for part in range(2)))
@@ -274,7 +274,7 @@ def test_what_is_not_journalled_has_not_happened(house: Checkpointed, monkeypatc
         with pytest.raises(Unavailable, match="disk full"):
             house.restore()
     assert (house.phase(), house.coordinator.table.owners.dump()) == (before, owners)
-    assert house.coordinator.lost() == set()
+    assert house.coordinator.losses.instances() == set()
     assert not house.fences
     house.restore()
     until(lambda: house.fences == ["m2"], "the next one is done")

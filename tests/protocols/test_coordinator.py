@@ -369,7 +369,7 @@ def test_a_start_is_the_first_line_of_the_story(coordinator: Coordinator) -> Non
 
 def restore(coordinator: Coordinator, lost: str, to: str, id: str = "r1") -> Migration:
     """Plan and start a restoration."""
-    migration = coordinator.plan_restore(lost, to, id)
+    migration = coordinator.losses.plan(lost, to, id)
     assert coordinator.start(migration) == [Fence(migration.move)]
     return migration
 
@@ -385,18 +385,18 @@ def restored(coordinator: Coordinator, migration: Migration) -> None:
 def test_a_lost_instance_is_out_until_it_has_dropped_its_keys(coordinator: Coordinator) -> None:
     migration = restore(coordinator, "a", "b")
     assert (migration.move.selection, migration.move.epoch, migration.move.parties) == (EVERYTHING, 1, frozenset("a"))
-    assert coordinator.lost() == {"a"}
+    assert coordinator.losses.instances() == {"a"}
     for destination in "ac":
         with pytest.raises(Refused, match="a is lost"):
             coordinator.plan([(K, destination)], SITES[destination], "live", "m1")
     with pytest.raises(Conflict, match="restores a"):
-        coordinator.plan_restore("a", "c", "r2")
+        coordinator.losses.plan("a", "c", "r2")
     restored(coordinator, migration)
     assert set(coordinator.table.owners.by_bin) == {"b"}
     with pytest.raises(Refused, match="a is lost"):
         order(coordinator, K, "a")
     coordinator.handle("r1", Evicted("r1", "a", 0, 1))
-    assert coordinator.lost() == set()
+    assert coordinator.losses.instances() == set()
     assert order(coordinator, K, "a").move.epoch == 2
 
 
@@ -408,7 +408,7 @@ def test_a_move_from_a_lost_instance_ends_and_both_ends_discard(coordinator: Coo
     assert (restoration.move.ends, restoration.move.parties) == (frozenset({"m1"}), frozenset("ab"))
     assert restoration.move.epoch > migration.move.epoch
     assert coordinator.handle("m1", Ready("m1", "b", 0, 1)) == []
-    assert coordinator.ended_by(restoration) == [migration]
+    assert coordinator.losses.ended_by(restoration) == [migration]
 
 
 def test_a_move_to_a_lost_instance_that_can_be_undone_is(coordinator: Coordinator) -> None:
@@ -450,12 +450,12 @@ def test_an_attempt_that_is_abandoned_leaves_the_keys_to_the_next_one(coordinato
     coordinator.handle("r1", Abandoned("no such site"))
     coordinator.handle("r1", Aborted("r1", "c", 0, 1))
     coordinator.handle("r1", Evicted("r1", "b", 0, 1))
-    assert (coordinator.interrupted(), coordinator.lost()) == (["b"], {"b"})
+    assert (coordinator.losses.interrupted(), coordinator.losses.instances()) == (["b"], {"b"})
     second = restore(coordinator, "b", "a", "r2")
     assert second.move.selection == first.move.selection == K
     assert second.move.epoch > first.move.epoch
     restored(coordinator, second)
-    assert (coordinator.interrupted(), coordinator.table.owners["k"]) == ([], "a")
+    assert (coordinator.losses.interrupted(), coordinator.table.owners["k"]) == ([], "a")
 
 
 def test_a_restoration_whose_destination_is_lost_as_well_is_part_of_the_next(coordinator: Coordinator) -> None:
@@ -464,8 +464,8 @@ def test_a_restoration_whose_destination_is_lost_as_well_is_part_of_the_next(coo
         coordinator.handle("r1", event)
     second = restore(coordinator, "b", "c", "r2")
     assert (first.ended_by, second.move.selection, second.move.parties) == ("r2", EVERYTHING, frozenset("ab"))
-    assert coordinator.interrupted() == []
-    assert coordinator.lost() == {"a", "b"}
+    assert coordinator.losses.interrupted() == []
+    assert coordinator.losses.instances() == {"a", "b"}
 
 
 def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinator) -> None:
@@ -477,7 +477,7 @@ def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinat
     again.adopt(wire.unpack(before, Migration))
     assert again.adopt(wire.unpack(wire.pack(restoration), Migration)) == [Fence(restoration.move)]
     assert again.migrations["m1"].ended_by == "r1"
-    assert again.lost() == {"a"}
+    assert again.losses.instances() == {"a"}
 
 
 def test_who_has_dropped_its_keys_is_back_though_nobody_had_heard_of_the_first_attempt(
@@ -486,18 +486,18 @@ def test_who_has_dropped_its_keys_is_back_though_nobody_had_heard_of_the_first_a
     restore(coordinator, "a", "b")
     coordinator.handle("r1", Abandoned("b is dead"))
     restored(coordinator, restore(coordinator, "a", "c", "r2"))
-    assert coordinator.lost() == {"a"}
+    assert coordinator.losses.instances() == {"a"}
     coordinator.handle("r2", Evicted("r2", "a", 0, 1))
-    assert coordinator.lost() == set()
+    assert coordinator.losses.instances() == set()
 
 
 def test_restore_is_not_ordered_as_a_move(coordinator: Coordinator) -> None:
     with pytest.raises(Refused, match="a lost instance had"):
         coordinator.plan([(K, "b")], "edge-1", "restore", "m1")
     with pytest.raises(Refused, match="restore to another instance"):
-        coordinator.plan_restore("a", "a", "r1")
+        coordinator.losses.plan("a", "a", "r1")
     with pytest.raises(UnknownName):
-        coordinator.plan_restore("z", "a", "r1")
+        coordinator.losses.plan("z", "a", "r1")
 
 
 def test_the_next_attempt_says_what_the_one_before_may_not_have_said(coordinator: Coordinator) -> None:
@@ -505,11 +505,11 @@ def test_the_next_attempt_says_what_the_one_before_may_not_have_said(coordinator
     restore(coordinator, "a", "c")
     coordinator.handle("r1", Abandoned("before anybody was fenced"))
     coordinator.handle("r1", Aborted("r1", "c", 0, 1))
-    second = coordinator.plan_restore("a", "c", "r2")
+    second = coordinator.losses.plan("a", "c", "r2")
     assert (second.move.ends, second.move.parties) == (frozenset({"m1"}), frozenset("ab"))
     for name in "ab":
         coordinator.handle("r1", Evicted("r1", name, 0, 1))
-    third = coordinator.plan_restore("a", "c", "r2")
+    third = coordinator.losses.plan("a", "c", "r2")
     assert (third.move.ends, third.move.parties) == (frozenset(), frozenset("a"))
 
 
@@ -534,10 +534,10 @@ def test_what_is_over_and_cleaned_up_is_not_looked_at_any_more(coordinator: Coor
 def test_what_a_restoration_ends_is_not_open_and_opens_again_if_it_has_not_happened(coordinator: Coordinator) -> None:
     moving = order(coordinator, K, "b")
     table, before = copy.deepcopy((coordinator.table, moving))
-    restoration = coordinator.plan_restore("a", "c", "m2")
+    restoration = coordinator.losses.plan("a", "c", "m2")
     coordinator.start(restoration)
     assert list(coordinator.open) == ["m2"]
     coordinator.withdraw(restoration)
     coordinator.put_back(table, [before])
-    assert (list(coordinator.open), moving.phase, coordinator.restorations("a")) == (["m1"], "copying", [])
-    assert coordinator.lost() == set()
+    assert (list(coordinator.open), moving.phase, coordinator.losses.attempts.get("a", [])) == (["m1"], "copying", [])
+    assert coordinator.losses.instances() == set()

@@ -36,12 +36,18 @@ def restarted(coordinator: Coordinator) -> Coordinator:
 
 def routes(coordinator: Coordinator) -> tuple[object, ...]:
     table = coordinator.table
-    return table.owners.dump(), table.epochs.dump(), coordinator.sites, coordinator.lost(), list(coordinator.open)
+    return (
+        table.owners.dump(),
+        table.epochs.dump(),
+        coordinator.sites,
+        coordinator.losses.instances(),
+        list(coordinator.open),
+    )
 
 
 def restore(coordinator: Coordinator, lost: str, to: str, id: str) -> Migration:
     """A restoration that is done; nobody has dropped anything yet."""
-    migration = coordinator.plan_restore(lost, to, id)
+    migration = coordinator.losses.plan(lost, to, id)
     coordinator.start(migration)
     for event in (Fenced(), Loaded(), Ready(id, to, 0, 1), Opened(id, to, 0, 1)):
         coordinator.handle(id, event)
@@ -102,16 +108,16 @@ def test_a_lost_instance_stays_lost_until_it_has_dropped_its_keys(coordinator: C
     assert forget(coordinator) == ["m2"], "the older one must be known, and does not bring its routes back"
     again = restarted(coordinator)
     assert routes(again) == routes(coordinator)
-    assert (again.lost(), again.table.owners.values()) == ({"a"}, {"c"})
+    assert (again.losses.instances(), again.table.owners.values()) == ({"a"}, {"c"})
     coordinator.handle("m1", Evicted("m1", "a", 0, 1))
-    assert coordinator.lost() == set()
+    assert coordinator.losses.instances() == set()
     assert forget(coordinator) == ["m1"], "nobody needs it any more"
     assert routes(restarted(coordinator)) == routes(coordinator)
 
 
 def test_an_aborted_restoration_that_stays_open_does_not_bring_its_routes_back(coordinator: Coordinator) -> None:
     """Its destination never comes back, so it is open for ever; the keys have been restored elsewhere since."""
-    coordinator.start(coordinator.plan_restore("a", "c", "m1"))
+    coordinator.start(coordinator.losses.plan("a", "c", "m1"))
     coordinator.handle("m1", Abandoned("c is lost"))
     restore(coordinator, "a", "b", "m2")
     for id in ("m1", "m2"):
@@ -128,14 +134,14 @@ def test_an_aborted_restoration_that_stays_open_does_not_bring_its_routes_back(c
 
 def test_of_many_attempts_to_restore_an_instance_the_last_one_is_kept(coordinator: Coordinator) -> None:
     for number in range(5):
-        attempt = coordinator.plan_restore("a", "b", f"m{number}")
+        attempt = coordinator.losses.plan("a", "b", f"m{number}")
         coordinator.start(attempt)
         coordinator.handle(f"m{number}", Abandoned("it takes too long"))
         coordinator.handle(f"m{number}", Aborted(f"m{number}", "b", 0, 1))
         assert attempt.phase == "aborted"
-    attempts = [one.move.id for one in coordinator.restorations("a")]
+    attempts = [one.move.id for one in coordinator.losses.attempts.get("a", [])]
     gone = forget(coordinator)
     left = [id for id in attempts if id not in gone]
     assert attempts[-1] in left
-    assert coordinator.interrupted() == restarted(coordinator).interrupted()
-    assert coordinator.lost() == restarted(coordinator).lost() == {"a"}
+    assert coordinator.losses.interrupted() == restarted(coordinator).losses.interrupted()
+    assert coordinator.losses.instances() == restarted(coordinator).losses.instances() == {"a"}

@@ -153,7 +153,7 @@ class App(Control):
         except Stale:
             if instance in self.chores.accept_loss:
                 self.chores.renew(instance)
-            elif not self._has_store and self.stages[stage_of(instance)].coordinator.hangs_on(instance):
+            elif not self._has_store and self.stages[stage_of(instance)].coordinator.losses.hangs_on(instance):
                 raise
 
     def wait(self, timeout: float | None = None) -> None:

@@ -82,7 +82,7 @@ class Chores:
         stale = set(self.stale())
         for stage in self._stages.values():
             for name in stale & {*stage.coordinator.sites}:
-                if name in self.accept_loss or not stage.coordinator.hangs_on(name):
+                if name in self.accept_loss or not stage.coordinator.losses.hangs_on(name):
                     self.renew(name)
 
     def _start_left_behind(self) -> None:

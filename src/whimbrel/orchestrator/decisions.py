@@ -145,7 +145,9 @@ class Decisions:
                 for migration in planned:
                     migration.deadline = deadline
                 commands = [self.stages[m.move.stage].start(m, self.now_us()) for m in planned]
-                ended = [other for m in planned for other in self.stages[m.move.stage].ended_by(m)]
+                ended = [
+                    other for m in planned if m.move.replays for other in self.stages[m.move.stage].losses.ended_by(m)
+                ]
                 if planned or request is not None:
                     answer = None if request is None else request.answered(ids, why)
                     self.journal.write(*ended, *planned, answer=answer)
@@ -168,7 +170,7 @@ class Decisions:
         for migration in planned:
             if migration.move.replays:
                 coordinator = self.stages[migration.move.stage]
-                found.append((coordinator, *copy.deepcopy((coordinator.table, coordinator.ended_by(migration)))))
+                found.append((coordinator, *copy.deepcopy((coordinator.table, coordinator.losses.ended_by(migration)))))
         return found
 
     def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:
@@ -180,7 +182,7 @@ class Decisions:
             if isinstance(order, Order):
                 planned += coordinator.plan(order.wanted, order.site, order.protocol, id, **order.options)
                 continue
-            more = coordinator.plan_restore(order.lost, order.destination, id, order.checkpoint, **order.options)
+            more = coordinator.losses.plan(order.lost, order.destination, id, order.checkpoint, **order.options)
             if any(m.move.stage == order.stage and m.move.selection.overlaps(more.move.selection) for m in planned):
                 raise Conflict(f"{order.lost} and another lost instance had the same keys in a move; restore one first")
             planned.append(more)

@@ -74,7 +74,7 @@ def _restored(
 
 def detached(control: Control, stage: StageControl, instance: str) -> list[Order | RestoreOrder]:
     """The orders that empty an instance: one for each site that takes some of its keys."""
-    sites, lost = dict(stage.coordinator.sites), stage.coordinator.lost()
+    sites, lost = dict(stage.coordinator.sites), stage.coordinator.losses.instances()
     home, out = sites[instance], {instance, *stage.instances.leaving, *lost}
     fit = {name: site for name, site in sites.items() if name not in out and not control.is_dead(site)}
     there = {name: site for name, site in fit.items() if site == home} or fit

@@ -64,14 +64,14 @@ class Policy:
         coordinator = stage.coordinator
         away = [name for name, site in list(coordinator.sites.items()) if site in gone or name in stale]
         away += [one.move.source for one in list(coordinator.open.values()) if _is_stuck(one, gone)]
-        dead = [name for name in away if coordinator.hangs_on(name)]
-        found = dict.fromkeys([*dead, *coordinator.interrupted()])
+        dead = [name for name in away if coordinator.losses.hangs_on(name)]
+        found = dict.fromkeys([*dead, *coordinator.losses.interrupted()])
         return [name for name in found if all(one.is_over for one in self._attempts(stage, name))]
 
     def _attempts(self, stage: StageControl, lost: str) -> list[Migration]:
         """The attempts to restore an instance since it was last restored."""
         found: list[Migration] = []
-        for one in stage.coordinator.restorations(lost):
+        for one in stage.coordinator.losses.attempts.get(lost, []):
             found = [] if one.phase == DONE else [*found, one]
         return found
 

@@ -138,7 +138,7 @@ class StageControl:
             "instances": instances,
             "migrations": {m.move.id: m.phase for m in migrations},
             "ordered_by": {m.move.id: m.ordered_by for m in migrations if not m.is_over},
-            "lost": sorted(self.coordinator.lost()),
+            "lost": sorted(self.coordinator.losses.instances()),
             "error": flow.error,
             "store": msgspec.to_builtins(flow.store),
         }
@@ -180,20 +180,20 @@ class StageControl:
 
     def sources(self, selection: Selection, to: str) -> list[str]:
         """The instances that must give up keys of a selection so that it is at a site."""
-        sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
+        sites, lost = dict(self.coordinator.sites), self.coordinator.losses.instances()
         owners = self.coordinator.table.owners.values(selection)
         return sorted(name for name in owners if sites[name] != to or name in lost)
 
     def missing(self, selection: Selection, to: str) -> list[str]:
         """Those `sources` that cannot ship their keys: they are at a dead site, or already lost."""
-        sites, lost = dict(self.coordinator.sites), self.coordinator.lost()
+        sites, lost = dict(self.coordinator.sites), self.coordinator.losses.instances()
         found = self.sources(selection, to)
         return [name for name in found if name in lost or self._reach.is_dead(sites[name])]
 
     def taking(self, site: str, lost: str) -> AbstractContextManager[list[str]]:
         """The instances at a site, at least one of which can own a lost one's keys: if none can, one is started."""
         here = [name for name in self.instances.at(site) if name not in self.instances.leaving]
-        is_there = bool({*here} - {lost} - self.coordinator.lost())
+        is_there = bool({*here} - {lost} - self.coordinator.losses.instances())
         return self.instances.staying(site, self.counts(), None if is_there else len(here) + 1)
 
     def restorations(
@@ -201,7 +201,9 @@ class StageControl:
     ) -> list[RestoreOrder]:
         """The orders that restore all keys of each lost instance at one of the instances `to`, in turn."""
         counts = self.counts()
-        fit = sorted({*to} - {*lost} - self.coordinator.lost(), key=lambda name: (counts[name], name)) or list(to)
+        fit = sorted(
+            {*to} - {*lost} - self.coordinator.losses.instances(), key=lambda name: (counts[name], name)
+        ) or list(to)
         return [
             RestoreOrder(self.name, name, fit[number % len(fit)], checkpoint, options)
             for number, name in enumerate(lost)

@@ -29,7 +29,7 @@ import msgspec
 from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, Selection, bin_of
 from whimbrel.core.protocols.handover import handover
-from whimbrel.core.protocols.machine import Migration
+from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Abandoned, Event, Migration, Ordered
 
 FLUID = handover(
     "fluid",
@@ -118,3 +118,49 @@ def _of(bins: Iterable[int], whole: Selection) -> Selection:
     chosen = frozenset(bins)
     keys, without = (frozenset(key for key in some if bin_of(key) in chosen) for some in (whole.keys, whole.without))
     return Selection(whole.bins & chosen, keys, without)
+
+
+class Turns:
+    """The plans of a stage that have turns left."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, list[Migration]] = {}
+        """By plan: all its migrations."""
+        self._queued: list[Migration] = []
+        """Migrations that wait for their turn."""
+
+    def add(self, migration: Migration) -> None:
+        """Add a migration of a plan."""
+        self.plans.setdefault(migration.plan, []).append(migration)
+        if migration.turn and migration.phase == ORDERED:
+            self._queued.append(migration)
+
+    def remove(self, migration: Migration) -> None:
+        """Remove a migration of a plan."""
+        for found in (self._queued, self.plans.get(migration.plan, [])):
+            found[:] = [one for one in found if one is not migration]
+
+    def due(self) -> list[tuple[str, Event]]:
+        """Events for migrations whose turn it is, or whose plan has failed."""
+        self._queued = [one for one in self._queued if one.phase == ORDERED]
+        waiting = {one.plan for one in self._queued}
+        self.plans = {plan: turns for plan, turns in self.plans.items() if plan in waiting}
+        aborted: dict[str, int] = {}
+        undone: dict[str, int] = {}
+        """By plan: the first turn of which something was aborted, and of which something is not done."""
+        for other in (one for turns in self.plans.values() for one in turns):
+            if other.phase == ABORTED:
+                aborted[other.plan] = min(other.turn, aborted.get(other.plan, other.turn))
+            if other.phase != DONE:
+                undone[other.plan] = min(other.turn, undone.get(other.plan, other.turn))
+        found: list[tuple[str, Event]] = []
+        for one in self._queued:
+            if aborted.get(one.plan, one.turn) < one.turn:
+                found.append((one.move.id, Abandoned("an earlier turn of its plan was aborted")))
+            elif undone[one.plan] == one.turn:
+                found.append((one.move.id, Ordered()))
+        return found
+
+    def need(self, migration: Migration) -> bool:
+        """Whether a finished migration must be kept for later turns of its plan."""
+        return any(one.plan == migration.plan for one in self._queued)

@@ -251,8 +251,6 @@ class Protocol(msgspec.Struct, frozen=True):
     """The default options of its moves."""
     choices: frozenset[str] = frozenset()
     """What an order may set besides budget and chunk: fields of `options`, and how `fluid` splits a move."""
-    copies: frozenset[str] = frozenset()
-    """Phases in which a migration is only a copy, which ends when its keys move in another way."""
 
 
 def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int = 0) -> list[Command]:

@@ -22,6 +22,8 @@ On failure   as for `push`. The standby continues from its checkpoint, with its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from whimbrel.core.options import ReplicateOptions
 from whimbrel.core.protocols.machine import (
     ABORTED,
@@ -31,6 +33,7 @@ from whimbrel.core.protocols.machine import (
     Abandoned,
     Answer,
     Command,
+    Event,
     Migration,
     Ordered,
     Protocol,
@@ -45,7 +48,8 @@ from whimbrel.core.protocols.machine import (
     undone,
 )
 from whimbrel.core.protocols.switching import announce, switch
-from whimbrel.core.record import Aborted, Kind, Left, Opened, Ready, Rejected, Warm
+from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Rejected, Warm
+from whimbrel.core.router import RouteTable
 
 COPYING, SWITCHING, SETTLING, CEASING = "copying", "switching", "settling", "ceasing"
 
@@ -125,5 +129,30 @@ REPLICATE = Protocol(
     },
     options=ReplicateOptions(),
     choices=frozenset(ReplicateOptions.__struct_fields__),
-    copies=frozenset({COPYING, STANDBY}),
 )
+
+
+def is_copy(migration: Migration) -> bool:
+    """Whether a migration is only a copy, which ends when its keys move in another way."""
+    return migration.move.protocol == REPLICATE.name and migration.phase in (COPYING, STANDBY)
+
+
+def gives_way(standby: Migration, move: Move) -> bool:
+    """Whether a standby ends for a move of its keys: unless the move is to be a second standby at the same instance."""
+    is_second = move.protocol == REPLICATE.name and standby.move.destination == move.destination
+    return is_copy(standby) and not is_second
+
+
+def outlived(migrations: Iterable[Migration], table: RouteTable) -> list[tuple[str, Event]]:
+    """Aborts of standbys whose keys move in another way, or have already moved. `migrations`: the open ones."""
+    found = [(one, is_copy(one)) for one in migrations]
+    movers = [one.move.selection for one, copy in found if not (copy or one.is_over or one.move.relocates)]
+    return [
+        (one.move.id, Abandoned("its keys move in another way"))
+        for one, copy in found
+        if copy
+        and (
+            {*table.owners.values(one.move.selection)} != {one.move.source}
+            or any(selection.overlaps(one.move.selection) for selection in movers)
+        )
+    ]

@@ -261,7 +261,7 @@ class CoordinatorActor(Actor):
             self._order()
             return True
         waits = standbys or more or world.suspects or (open_ones and self.impatience)
-        return bool(waits or self.coordinator.interrupted())
+        return bool(waits or (world.saves and self.coordinator.losses.interrupted()))
 
     def _do(self, place: Place) -> None:
         """Carry out the next command of a migration; if it fails, it stays the next."""
@@ -277,7 +277,7 @@ class CoordinatorActor(Actor):
         world, rng = self.world, self.world.random
         if not world.saves:
             return False
-        missing = [*world.suspects, *self.coordinator.interrupted()]
+        missing = [*world.suspects, *self.coordinator.losses.interrupted()]
         if not missing or rng.random() < 0.5:
             return False
         return any(self._restore_one(lost) for lost in missing)  # one restoration may have to wait for another
@@ -285,7 +285,7 @@ class CoordinatorActor(Actor):
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world
         self.asked += 1
-        others = sorted({*world.instances} - {lost} - self.coordinator.lost() - {*world.suspects})
+        others = sorted({*world.instances} - {lost} - self.coordinator.losses.instances() - {*world.suspects})
         options = {name: rng.choice(OPTIONS[name]) for name in sorted(SIZES)}
         order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
         try:
@@ -294,7 +294,7 @@ class CoordinatorActor(Actor):
             return False
         if lost in world.suspects:
             world.suspects.remove(lost)
-        for ended in self.coordinator.ended_by(self.coordinator.migrations[id]):
+        for ended in self.coordinator.losses.ended_by(self.coordinator.migrations[id]):
             world.tally[f"ended {ended.move.protocol}"] += 1
         return True
 
