@@ -7,14 +7,26 @@ emits. After CUTOVER the destination emits. Parcels use the control lane and may
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from whimbrel.core.keys import part_of
-from whimbrel.core.record import Aborted, Emissions, KeyState, Kind, Move, Opened, Parcel, Ready, Record, Shipped, Tick
+from whimbrel.core.record import (
+    Aborted,
+    Emissions,
+    KeyState,
+    Kind,
+    Move,
+    Opened,
+    Parcel,
+    Ready,
+    Record,
+    Rejected,
+    Shipped,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -50,7 +62,7 @@ class Receiver(msgspec.Struct):
             instance.table.check(key, key_state, parcel.shape, self.strict)
         if is_cut:
             for key in loads:
-                instance.table.scatter(parcel.move, key)
+                instance.table.give_pieces(f"{parcel.move} {key}")
         return loads
 
     def _gathered(self, instance: Instance, parcel: Parcel) -> dict[str, KeyState]:
@@ -60,6 +72,33 @@ class Receiver(msgspec.Struct):
             if len(pieces) >= parcel.pieces:
                 loads[key] = msgspec.structs.replace(key_state, state=b"".join(pieces))
         return loads
+
+    def turn_down(self, instance: Instance, id: str, reason: str, out: Emissions) -> bool:
+        """The move cannot become ready: notify the coordinator, which can abort it. Returns True."""
+        if not self.rejected:
+            self.rejected = reason
+            out.notices.append(Rejected(id, instance.name, instance.part, instance.parts, reason))
+        return True
+
+    def catch_up(self, instance: Instance, key: str, records: list[Record], ticks: list[Tick], out: Emissions) -> None:
+        """Apply the records and ticks that waited for a key, in the order of its stream."""
+        entry = instance.table.entries.get(key)
+        if entry is None and not records:
+            return
+        src = entry.src if entry else records[0].src
+        beside = [
+            Record(0, Kind.TICK, 0, "", tick.seq, 0, tick.src, tick.event_us, tick.ingress_us, None)
+            for tick in ticks
+            if tick.src == src
+        ]
+        for record in sorted([*records, *beside], key=attrgetter("seq")) if beside else records:
+            silent = self.is_silent(record.src)
+            if record.kind == Kind.DATA:
+                instance.serving.serve(record, out, silent)
+            else:
+                entry = instance.table.entries.get(key)
+                if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
+                    instance.expire(entry, key, record, out, silent)
 
     def own(self, instance: Instance, move: Move, out: Emissions, replayed: int = 0, silent: int = 0) -> None:
         """This part is now the owner of the keys."""
@@ -117,11 +156,8 @@ class Arrival(Receiver):
         for key, key_state in self.joined(instance, parcel).items():
             if key not in instance.table.entries:
                 instance.table.install(key, key_state)
-                self._catch_up(instance, key, out)
+                self.catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out)
         self.taken += 1
-
-    def _catch_up(self, instance: Instance, key: str, out: Emissions) -> None:
-        catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
 
     def complete(self, instance: Instance, shipped: Shipped, out: Emissions) -> None:
         """A part of the source has sent all its parcels."""
@@ -161,37 +197,10 @@ class Arrival(Receiver):
         if not self.parts or len(self.shipped) < self.parts:
             return
         dirty = f"{instance.name} lacks parcels: it has {self.taken} of {self.sent}"
-        if self.taken < self.sent and instance.incoming.turn_down({self.move.id: self}, dirty, out):
+        if self.taken < self.sent and self.turn_down(instance, self.move.id, dirty, out):
             return  # an unreadable parcel does not name its move
         for key in sorted(key for key in instance.table.waiting if self.takes(key)):
-            self._catch_up(instance, key, out)
+            self.catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out)
         self.ready = True
         self.ticks = []
         out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
-
-
-def catch_up(
-    instance: Instance,
-    key: str,
-    records: list[Record],
-    ticks: list[Tick],
-    out: Emissions,
-    is_silent: Callable[[str], bool],
-) -> None:
-    """Apply the records and ticks that waited for a key, in the order of its stream."""
-    entry = instance.table.entries.get(key)
-    if entry is None and not records:
-        return
-    src = entry.src if entry else records[0].src
-    beside = [
-        Record(0, Kind.TICK, 0, "", tick.seq, 0, tick.src, tick.event_us, tick.ingress_us, None)
-        for tick in ticks
-        if tick.src == src
-    ]
-    for record in sorted([*records, *beside], key=attrgetter("seq")) if beside else records:
-        if record.kind == Kind.DATA:
-            instance.serving.serve(record, out, is_silent(record.src))
-        else:
-            entry = instance.table.entries.get(key)
-            if entry and entry.timers and entry.timers[0] <= record.event_us and record.seq > entry.seq:
-                instance.expire(entry, key, record, out, is_silent(record.src))

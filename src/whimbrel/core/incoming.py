@@ -14,7 +14,7 @@ from whimbrel.core import wire
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Emissions, Kind, Parcel, Passed, Record, Rejected, Shipped
+from whimbrel.core.record import Emissions, Kind, Parcel, Passed, Record, Shipped
 
 if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
@@ -34,92 +34,82 @@ REFUSED = " "
 """The name under which refused messages are kept that cannot be sent again; no move and no key has this name."""
 
 
-class Incoming:
-    """The incoming messages of one part."""
+def take(instance: Instance, record: Record, out: Emissions) -> None:
+    """Apply a message completely, or refuse it."""
+    moves = instance.moves
+    try:
+        message = wire.unpack(record.body, MESSAGES[record.kind])
+        id, copies = message.move, record.kind in COPIES
+        if instance.is_off(id) or (copies and id not in moves.standbys):
+            return
+        role: Taking = moves.standbys[id] if copies else moves.coming_with(id) or arrival_of(instance, id, out)
+        if record.kind != Kind.REPLICA or message.pieces > 1:
+            instance.note_move()
+        if role.rejected and role.keeps:
+            _keep(instance, record)
+        elif isinstance(message, Parcel):
+            role.install(instance, message, out)
+        elif isinstance(message, Shipped):
+            role.complete(instance, message, out)
+        elif id in moves.switches_in:
+            moves.switches_in[id].pass_on(instance, message, out)
+        else:
+            raise Corrupt(f"move {id} does not switch, so it has no PASSED")
+    except (Corrupt, NewerFormat) as error:
+        _reject(instance, record, error, out)
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
 
-    def take(self, record: Record, out: Emissions) -> None:
-        """Apply a message completely, or refuse it."""
-        instance, moves = self._instance, self._instance.moves
-        try:
-            message = wire.unpack(record.body, MESSAGES[record.kind])
-            id, copies = message.move, record.kind in COPIES
-            if instance.is_off(id) or (copies and id not in moves.standbys):
-                return
-            role: Taking = moves.standbys[id] if copies else moves.coming_with(id) or self.arrival(id, out)
-            if record.kind != Kind.REPLICA or message.pieces > 1:
-                instance.note_move()
-            if role.rejected and role.keeps:
-                self._keep(record)
-            elif isinstance(message, Parcel):
-                role.install(instance, message, out)
-            elif isinstance(message, Shipped):
-                role.complete(instance, message, out)
-            elif id in moves.switches_in:
-                moves.switches_in[id].pass_on(instance, message, out)
-            else:
-                raise Corrupt(f"move {id} does not switch, so it has no PASSED")
-        except (Corrupt, NewerFormat) as error:
-            self._reject(record, error, out)
+def arrival_of(instance: Instance, id: str, out: Emissions) -> Arrival:
+    """This part's role in a move that brings keys, even if only its parcels have come so far."""
+    moves = instance.moves
+    if id not in moves.arrivals:
+        moves.arrivals[id] = Arrival()
+        if moves.unread:
+            moves.arrivals[id].turn_down(instance, id, moves.unread, out)
+            moves.unread = ""
+    return moves.arrivals[id]
 
-    def arrival(self, id: str, out: Emissions) -> Arrival:
-        """This part's role in a move that brings keys, even if only its parcels have come so far."""
-        moves = self._instance.moves
-        if id not in moves.arrivals:
-            moves.arrivals[id] = Arrival()
-            if moves.unread:
-                self.turn_down({id: moves.arrivals[id]}, moves.unread, out)
-                moves.unread = ""
-        return moves.arrivals[id]
 
-    # ── Refused messages ─────────────────────────────────────────────────────────────────────────────────────────
+# ── Refused messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reject(self, record: Record, error: Exception, out: Emissions) -> None:
-        """Refuse a message. An unreadable one may belong to any incomplete move, or to one that has not begun here:
-        the next move to begin is refused as well."""
-        instance, moves, copies = self._instance, self._instance.moves, record.kind in COPIES
-        instance.note_move()
-        reason = f"{instance.name} refuses a {Kind(record.kind).name}: {error}"
-        roles: dict[str, Taking] = {
-            **(moves.standbys if copies else {**moves.arrivals, **moves.switches_in, **moves.restorations})
-        }
-        try:
-            id = wire.unpack(record.body, MESSAGES[record.kind]).move
-            roles = {id: roles[id]}
-        except (Corrupt, NewerFormat):
-            moves.unread = moves.unread if copies else f"{reason}; it came before this move had begun"
-        concerned = {id: role for id, role in roles.items() if not role.ready}
-        self.turn_down(concerned, reason, out)
-        if any(role.keeps for role in concerned.values()):
-            self._keep(record)
 
-    def turn_down(self, roles: Mapping[str, Taking], reason: str, out: Emissions) -> bool:
-        """Mark roles as unable to become ready, and notify the coordinator, which can abort them. Returns True."""
-        instance = self._instance
-        for id, role in roles.items():
-            if not role.rejected:
-                role.rejected = reason
-                out.notices.append(Rejected(id, instance.name, instance.part, instance.parts, reason))
-        return True
+def _reject(instance: Instance, record: Record, error: Exception, out: Emissions) -> None:
+    """Refuse a message. An unreadable one may belong to any incomplete move, or to one that has not begun here: the
+    next move to begin is refused as well."""
+    moves, copies = instance.moves, record.kind in COPIES
+    instance.note_move()
+    reason = f"{instance.name} refuses a {Kind(record.kind).name}: {error}"
+    roles: dict[str, Taking] = {
+        **(moves.standbys if copies else {**moves.arrivals, **moves.switches_in, **moves.restorations})
+    }
+    try:
+        id = wire.unpack(record.body, MESSAGES[record.kind]).move
+        roles = {id: roles[id]}
+    except (Corrupt, NewerFormat):
+        moves.unread = moves.unread if copies else f"{reason}; it came before this move had begun"
+    concerned = {id: role for id, role in roles.items() if not role.ready}
+    for id, role in concerned.items():
+        role.turn_down(instance, id, reason, out)
+    if any(role.keeps for role in concerned.values()):
+        _keep(instance, record)
 
-    def _keep(self, record: Record) -> None:
-        """Keep a message of which no other copy exists, until it can be read."""
-        self._instance.table.keep_piece(REFUSED, wire.pack((record.kind, record.body)))
 
-    @property
-    def has_refused(self) -> bool:
-        """Whether this part keeps refused messages."""
-        return REFUSED in self._instance.table.gathered
+def _keep(instance: Instance, record: Record) -> None:
+    """Keep a message of which no other copy exists, until it can be read."""
+    instance.table.keep_piece(REFUSED, wire.pack((record.kind, record.body)))
 
-    def try_again(self, out: Emissions) -> None:
-        """Retry the refused messages in their order of arrival."""
-        instance = self._instance
-        instance.note_move()
-        kept = instance.table.give_pieces(REFUSED)
-        for role in instance.moves.taking():
-            role.rejected = "" if role.keeps else role.rejected
-        for blob in kept:
-            kind, body = wire.unpack(blob, tuple[int, bytes])
-            self.take(Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, body), out)
+
+def has_refused(instance: Instance) -> bool:
+    """Whether a part keeps refused messages."""
+    return REFUSED in instance.table.gathered
+
+
+def try_again(instance: Instance, out: Emissions) -> None:
+    """Retry the refused messages in their order of arrival."""
+    instance.note_move()
+    kept = instance.table.give_pieces(REFUSED)
+    for role in instance.moves.taking():
+        role.rejected = "" if role.keeps else role.rejected
+    for blob in kept:
+        kind, body = wire.unpack(blob, tuple[int, bytes])
+        take(instance, Record(0, kind, EVERY_BIN, "", -1, 0, "", 0, 0, body), out)

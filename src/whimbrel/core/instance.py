@@ -18,29 +18,20 @@ A message from another instance may be damaged, or of another version: the part 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from whimbrel.core import wire
+from whimbrel.core import incoming, wire
 from whimbrel.core.delta import LARGE_DELTA, packed, unpacked
 from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
-from whimbrel.core.incoming import Incoming
 from whimbrel.core.increments import Increments
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
 from whimbrel.core.moves import Coming, Leaving, Moves
 from whimbrel.core.operator import Operator, uses_timers
-from whimbrel.core.record import (
-    Barrier,
-    Emissions,
-    Fetch,
-    Kind,
-    Message,
-    Move,
-    Record,
-)
+from whimbrel.core.record import Barrier, Emissions, Fetch, Kind, Message, Move, Record
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Restoration, evict
 from whimbrel.core.serving import Serving
@@ -75,7 +66,6 @@ class Instance:
         self.table = KeyTable(operator.State, event_type)
         self.serving = self.serving_type(name, operator, self.table)
         self.moves = Moves()
-        self.incoming = Incoming(self)
         self.epochs = KeyMap(0)
         self.positions: dict[str, int] = {}
         """By router: the last applied position in its stream."""
@@ -100,21 +90,14 @@ class Instance:
                 self._handlers[record.kind](self, record, out)
         if self.moves.departures or self.moves.switches_out or not is_plain:
             self._note_positions(records)
-        for replication in self.moves.replications.values():
-            replication.note(self.table.touched)
-        if self.moves.increments is not None:
-            self.moves.increments.note(self.table.touched)
+        for copying in self.moves.copying():
+            copying.note(self.table.touched)
         self._seal(out)
-        if self.moves.increments is not None:
-            self.moves.increments.ship(self, out)
-        for leaving in self.moves.leaving():
-            leaving.ship(self, out)
-        for replication in self.moves.replications.values():
-            replication.ship(self, out)
+        for sending in self.moves.sending():
+            sending.ship(self, out)
         for switch in self.moves.switches_in.values():
             switch.ask(self, out)
-        if self.table.is_dirty:  # shipped keys are dropped in this batch
-            self._seal(out)
+        self._seal(out)  # shipped keys are dropped in this batch
         return out
 
     @property
@@ -219,7 +202,7 @@ class Instance:
             return moves.switches_in.setdefault(
                 move.id, SwitchIn(move=move, rejected=copies.rejected if copies else "")
             )
-        arrival = self.incoming.arrival(move.id, out)
+        arrival = incoming.arrival_of(self, move.id, out)
         arrival.move = move
         return arrival
 
@@ -228,9 +211,6 @@ class Instance:
         return move in self.moves.aborted or move in self.moves.ended
 
     # ── Moves: other messages ────────────────────────────────────────────────────────────────────────────────────
-
-    def _arrive(self, record: Record, out: Emissions) -> None:
-        self.incoming.take(record, out)
 
     def _hint(self, record: Record, out: Emissions) -> None:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
@@ -277,8 +257,8 @@ class Instance:
     def _wake_up(self, record: Record, out: Emissions) -> None:
         """A WAKE without a body comes from the host at its start. The host may run another version, so refused messages
         are retried. Here and not while loading: a batch repeated after a restart must do what it did before."""
-        if not record.body and self.incoming.has_refused:
-            self.incoming.try_again(out)
+        if not record.body and incoming.has_refused(self):
+            incoming.try_again(self, out)
 
     def _save(self, record: Record, out: Emissions) -> None:
         save = wire.unpack(record.body, Barrier)
@@ -312,18 +292,18 @@ class Instance:
         Kind.BEGIN: _mark,
         Kind.CUTOVER: _mark,
         Kind.ABORT: _mark,
-        Kind.PARCEL: _arrive,
-        Kind.SHIPPED: _arrive,
+        Kind.PARCEL: incoming.take,
+        Kind.SHIPPED: incoming.take,
         Kind.FORGET: _forget,
         Kind.WAKE: _wake_up,
         Kind.SWITCH: _switch,
-        Kind.PASSED: _arrive,
+        Kind.PASSED: incoming.take,
         Kind.HINT: _hint,
         Kind.FETCH: _fetch,
         Kind.REPLICATE: _replicate,
         Kind.CEASE: _cease,
-        Kind.REPLICA: _arrive,
-        Kind.REPLICATED: _arrive,
+        Kind.REPLICA: incoming.take,
+        Kind.REPLICATED: incoming.take,
         Kind.BARRIER: _save,
         Kind.DISCARD: _discard,
         Kind.RESTORE: _restore_keys,
@@ -346,10 +326,7 @@ class Instance:
         self._moved = True
 
     def _seal(self, out: Emissions) -> None:
-        self.table.seal(partial(self._redo, out))
-
-    def _redo(self, out: Emissions, key: str, entry: Entry) -> None:
-        self.serving.redo(key, entry, out)
+        self.table.seal(lambda key, entry: self.serving.redo(key, entry, out))
 
     def deltas(self, limit: int = LARGE_DELTA) -> list[bytes]:
         """What changed since the last call, for the state store. Usually one blob, never a large one."""

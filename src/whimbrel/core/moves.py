@@ -27,7 +27,21 @@ if TYPE_CHECKING:
     from whimbrel.core.instance import Instance
 
 
-class Leaving(Protocol):
+class Sending(Protocol):
+    """A role that sends state, of a move or to the store."""
+
+    def ship(self, instance: Instance, out: Emissions) -> None:
+        """At the end of a batch: send what the budget allows."""
+
+
+class Copying(Sending, Protocol):
+    """A role that sends copies: again, when a key has changed."""
+
+    def note(self, touched: set[str]) -> None:
+        """These keys have changed."""
+
+
+class Leaving(Sending, Protocol):
     """The role of a part from which keys leave."""
 
     move: Move
@@ -39,9 +53,6 @@ class Leaving(Protocol):
     def mark(self, instance: Instance, kind: Kind, record: Record, out: Emissions) -> None:
         """Handle a marker."""
 
-    def ship(self, instance: Instance, out: Emissions) -> None:
-        """At the end of a batch: send what the budget allows."""
-
 
 class Taking(Protocol):
     """The role of a part that receives states: as the keys' owner, or as a standby."""
@@ -52,6 +63,9 @@ class Taking(Protocol):
     @property
     def keeps(self) -> bool:
         """Whether the move is past the point of no return: refused messages are kept until they can be read."""
+
+    def turn_down(self, instance: Instance, id: str, reason: str, out: Emissions) -> bool:
+        """The move cannot become ready: notify the coordinator, which can abort it."""
 
     def install(self, instance: Instance, parcel: Parcel, out: Emissions) -> None:
         """Install a parcel. Raises `Corrupt`, and installs nothing, if it does not fit."""
@@ -115,6 +129,15 @@ class Moves(msgspec.Struct):
     unread: str = ""
     """The reason why a message was unreadable that may belong to a move that has not begun here."""
 
+    def copying(self) -> list[Copying]:
+        """The roles that send copies: to the store, and to standbys."""
+        return [*([self.increments] if self.increments else []), *self.replications.values()]
+
+    def sending(self) -> Iterator[Sending]:
+        """The roles that send state."""
+        to_store = [self.increments] if self.increments else []
+        return chain(to_store, self.leaving(), self.replications.values())
+
     def leaving(self) -> Iterator[Leaving]:
         """The roles in which keys leave."""
         return chain(self.departures.values(), self.switches_out.values())
@@ -158,25 +181,14 @@ class Moves(msgspec.Struct):
     def are_open(self) -> bool:
         """Whether any batch may change this object. Increments do not count: the delta's keys tell what a batch
         changed."""
-        return bool(
-            self.departures
-            or self.switches_out
-            or self.arrivals
-            or self.switches_in
-            or self.restorations
-            or self.replications
-        )
+        leaving = self.departures or self.switches_out or self.replications
+        return bool(leaving or self.arrivals or self.switches_in or self.restorations)
 
     @property
     def are_diverting(self) -> bool:
         """Whether a data record may have to be buffered, forwarded or dropped instead of being applied as usual."""
-        return bool(
-            self.arrivals
-            or self.switches_in
-            or self.restorations
-            or self.evictions
-            or any(role.closed for role in self.switches_out.values())
-        )
+        coming = self.arrivals or self.switches_in or self.restorations
+        return bool(coming or self.evictions or any(role.closed for role in self.switches_out.values()))
 
     @property
     def are_urgent(self) -> bool:

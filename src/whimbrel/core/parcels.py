@@ -120,7 +120,9 @@ class Parcels(msgspec.Struct):
         loads: dict[str, KeyState] = {}
         while room > 0 and (self.cutter.key or keys):
             if self.cutter.key:
-                room = self._send_stashed(instance, move, room, out, kind)
+                key = self.cutter.key
+                pieces, room = self.cutter.cut_stashed(instance.table, room)
+                self.send_pieces(instance, move, key, pieces, out, kind)
                 continue
             key = keys.pop()
             key_state = state_of(key)
@@ -158,53 +160,25 @@ class Parcels(msgspec.Struct):
             parcel = Parcel(move.id, bin, states, backlog=waited, ticks=list(ticks), shape=instance.table.shape)
             self.send(instance, move, kind, parcel, out, bin)
 
-    def _send_stashed(self, instance: Instance, move: Move, room: int, out: Emissions, kind: Kind) -> int:
-        """Send pieces of the stashed large key as long as there is room; return the remaining room."""
-        key = self.cutter.key
-        pieces, room = self.cutter.cut_stashed(instance.table, room)
-        self._send_pieces(instance, move, key, pieces, out, kind)
-        return room
-
-    def send_cut(
-        self,
-        instance: Instance,
-        move: Move,
-        key_state: KeyState,
-        room: int,
-        out: Emissions,
-        waited: Callable[[], list[Buffered]],
-        ticks: Sequence[Tick],
-    ) -> int:
-        """Send pieces of a large key that is no longer served. Its backlog goes with the last piece, not after it,
-        because the key opens with that piece."""
-        key = self.cutter.key
-        pieces, room = self.cutter.cut(key_state, room)
-        self._send_pieces(instance, move, key, pieces, out, Kind.PARCEL, waited, ticks)
-        return room
-
-    def _send_pieces(
+    def send_pieces(
         self,
         instance: Instance,
         move: Move,
         key: str,
         pieces: list[Piece],
         out: Emissions,
-        kind: Kind,
+        kind: Kind = Kind.PARCEL,
         waited: Callable[[], list[Buffered]] = list,
         ticks: Sequence[Tick] = (),
     ) -> None:
+        """Send pieces of a large key. Its backlog goes with the last piece, not after it, because the key opens with
+        that piece."""
         for piece in pieces:
             self.state_bytes += len(piece.key_state.state)
             records = waited() if piece.is_last else []
+            states, backlog, shape = {key: piece.key_state}, {key: records} if records else {}, instance.table.shape
             parcel = Parcel(
-                move.id,
-                bin_of(key),
-                {key: piece.key_state},
-                piece.number,
-                piece.total,
-                backlog={key: records} if records else {},
-                ticks=list(ticks),
-                shape=instance.table.shape,
+                move.id, bin_of(key), states, piece.number, piece.total, backlog, ticks=list(ticks), shape=shape
             )
             self.send(instance, move, kind, parcel, out, parcel.bin)
 

@@ -146,15 +146,7 @@ class Serving:
         if self._sink is not None:
             record = self._record
             self._sink.append(
-                Result(
-                    record.key,
-                    record.epoch,
-                    record.seq,
-                    self._number,
-                    record.event_us,
-                    record.ingress_us,
-                    values,
-                )
+                Result(record.key, record.epoch, record.seq, self._number, record.event_us, record.ingress_us, values)
             )
         self._number += 1
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from whimbrel.core.arrival import Receiver, catch_up
+from whimbrel.core.arrival import Receiver
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
 from whimbrel.core.parcels import OVERHEAD, Parcels, reaching
 from whimbrel.core.record import (
@@ -218,7 +218,8 @@ class SwitchOut(msgspec.Struct, kw_only=True):
             if cutter.is_large(key_state):
                 cutter.key = key
                 reserve, waited = self._reserve(), partial(self._backlog, instance, key)
-                left = self.parcels.send_cut(instance, move, key_state, room - reserve, out, waited, self.ticks)
+                pieces, left = cutter.cut(key_state, room - reserve)
+                self.parcels.send_pieces(instance, move, key, pieces, out, waited=waited, ticks=self.ticks)
                 room = left + reserve
             else:
                 loads[key] = key_state
@@ -367,11 +368,10 @@ class SwitchIn(Receiver, kw_only=True):
         for key in dict.fromkeys((*parcel.keys, *parcel.backlog)):
             older = backlog.get(key, [])
             if older and self.schedule.copies:
-                instance.table.promote(
-                    self.move.id, key
-                )  # the source has dropped it: its copy is up to date, or the key is new
+                # The source has dropped it: its copy is up to date, or the key is new.
+                instance.table.promote(self.move.id, key)
             if key in instance.table.entries or older:
-                catch_up(instance, key, older, parcel.ticks, out, self.is_silent)
+                self.catch_up(instance, key, older, parcel.ticks, out)
                 self._open([key], instance, out)
         self.absent.update(parcel.absent)
         self.units.update(parcel.units)
@@ -388,7 +388,7 @@ class SwitchIn(Receiver, kw_only=True):
                 instance.table.promote(self.move.id, key)
         here = [key for key in sorted(instance.table.entries) if self.takes(key) and self._part(key) == passed.part]
         for key in here if passed.ticks or self.ticks else ():
-            catch_up(instance, key, [], passed.ticks, out, self.is_silent)
+            self.catch_up(instance, key, [], passed.ticks, out)
             self._open([key], instance, out)
         self._open(sorted(instance.table.waiting), instance, out)
 
@@ -403,7 +403,7 @@ class SwitchIn(Receiver, kw_only=True):
         """Open those keys that can open: apply the records that waited for them."""
         for key in keys:
             if self.takes(key) and self.opens(key, instance):
-                catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out, self.is_silent)
+                self.catch_up(instance, key, instance.table.unbuffer(key), self.ticks, out)
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
         if self.ready or self.begun != self.move.routers or not self.parts or len(self.shipped) < self.parts:

@@ -186,9 +186,9 @@ class KeyTable:
 
     def gather(self, move: str, key: str, number: int, piece: bytes) -> list[bytes]:
         """Store a piece of a large state of a move; return all pieces that have arrived."""
-        if not number:
-            self.scatter(move, key)
         place = f"{move} {key}"
+        if not number and place in self.gathered:
+            self.give_pieces(place)
         if number == len(self.gathered.get(place, ())):
             self.keep_piece(place, piece)
         return self.gathered.get(place, [])
@@ -203,18 +203,12 @@ class KeyTable:
         self._delta.gathered[place] = Gathered(anew=True)
         return self.gathered.pop(place)
 
-    def scatter(self, move: str, key: str = "") -> None:
-        """Drop the pieces of a key, or of all keys, that arrived with a move."""
-        for place in [place for place in self.gathered if place.startswith(f"{move} {key}")]:
-            if not key or place == f"{move} {key}":
-                self.give_pieces(place)
+    def scatter(self, move: str) -> None:
+        """Drop all pieces that arrived with a move."""
+        for place in [place for place in self.gathered if place.startswith(f"{move} ")]:
+            self.give_pieces(place)
 
     # ── Deltas ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether anything has changed since the last `seal`."""
-        return bool(self.touched or self._waited)
 
     def seal(self, redo: Callable[[str, Entry], None]) -> None:
         """End a batch: encode the keys it touched, once, for both the state store and parcels.

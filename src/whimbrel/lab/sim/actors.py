@@ -8,6 +8,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Retry
+from whimbrel.core.incoming import has_refused
 from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, part_of
@@ -121,7 +122,7 @@ class InstanceActor(Actor):
         for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
             part.load(deltas)
         # Starting appends a record, as the real host does.
-        self.is_starting = any(part.incoming.has_refused for part in self.parts)
+        self.is_starting = any(has_refused(part) for part in self.parts)
         self.carrier = Carrier(
             lambda: self.name,
             self.world.outboxes[self.name],

@@ -15,10 +15,9 @@ from unittest.mock import patch
 from whimbrel.checkpoints.uploader import Uploader
 from whimbrel.checkpoints.version import Increment
 from whimbrel.core import wire
-from whimbrel.core.arrival import Arrival
+from whimbrel.core.arrival import Arrival, Receiver
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.gate import Gate
-from whimbrel.core.incoming import Incoming
 from whimbrel.core.instance import Instance
 from whimbrel.core.protocols.machine import Command, CopyCheckpoint, Event, Failed, StartInstance
 from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, Result
@@ -191,7 +190,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "trim-horizon": (Gateway, "horizon", _trim_what_is_routed),
     "confirming": (Uploader, "step", _trust),
     "data-first": (Uploader, "_commit", _manifest_first),
-    "refusal": (Incoming, "turn_down", lambda self, roles, reason, out: None),
+    "refusal": (Receiver, "turn_down", lambda self, instance, id, reason, out: None),
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
     "results-first": (Outlet, "_pass", _positions_first),
     "durable-fence": (Outlet, "_raise_fences", _fence_in_memory),
