@@ -76,8 +76,8 @@ def test_one_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
 )
 def test_a_budget_fits_the_link_between_the_source_and_the_destination(tmp_path: Path, links: Any, budget: int) -> None:
     app = make(tmp_path, temporary=False, sites=["cloud", "edge-1", "edge-2"], links=links)
-    assert app.stages["count"].budget("edge-1", None) == budget
-    assert app.stages["count"].budget("edge-1", "edge-2") == 8 << 20  # nothing runs there
+    assert app.control.stages["count"].budget("edge-1", None) == budget
+    assert app.control.stages["count"].budget("edge-1", "edge-2") == 8 << 20  # nothing runs there
     with pytest.raises(ConnectionRefusedError):
         app.stop()
 

@@ -182,7 +182,7 @@ def lived(house: House) -> int:
 @pytest.mark.parametrize("protocol", [None, "auto", "restore"])
 def test_what_a_dead_site_had_goes_on_elsewhere_and_the_dead_may_come_back(house: House, protocol: str | None) -> None:
     lived(house)
-    migration = house.run(house.control.migrate("sum", to="edge-1", protocol=protocol))
+    migration = house.run(house.control.orders.migrate("sum", to="edge-1", protocol=protocol))
     assert (migration.phase, migration.move.protocol, migration.keys) == ("done", "restore", len(KEYS))
     assert (migration.replayed, migration.silent) == (2 * len(KEYS), len(KEYS))
     until(house.is_exact, "every result once")
@@ -195,7 +195,7 @@ def test_what_a_dead_site_had_goes_on_elsewhere_and_the_dead_may_come_back(house
     assert house.refused == len(KEYS)
     house.send(1000)
     until(house.is_exact, "every result once")
-    assert house.run(house.control.migrate("sum", to="cloud")).phase == "done"
+    assert house.run(house.control.orders.migrate("sum", to="cloud")).phase == "done"
     house.send(1)
     until(house.is_exact, "every result once")
     assert house.owner() == {"sum-1"}
@@ -207,7 +207,7 @@ def test_an_older_checkpoint_takes_longer_and_gives_the_same(house: House) -> No
     house.send(10)
     assert house.save() == first + 1
     house.control.dead = {"cloud"}
-    migration = house.run(house.control.migrate("sum", to="edge-2", from_checkpoint=first))
+    migration = house.run(house.control.orders.migrate("sum", to="edge-2", from_checkpoint=first))
     assert (migration.checkpoint, migration.phase, migration.silent) == (first, "done", len(KEYS))
     until(house.is_exact, "every result once")
 
@@ -216,7 +216,7 @@ def test_somebody_who_lives_may_be_restored_as_well(house: House) -> None:
     house.send()
     house.save()
     house.send(10)
-    migration = house.run(house.control.migrate("sum", to="edge-1", protocol="restore"))
+    migration = house.run(house.control.orders.migrate("sum", to="edge-1", protocol="restore"))
     assert migration.phase == "done"
     until(house.is_exact, "every result once")
     assert not house.stage.coordinator.losses.instances()
@@ -225,10 +225,10 @@ def test_somebody_who_lives_may_be_restored_as_well(house: House) -> None:
 def test_an_instance_is_invoked_from_its_state_elsewhere_or_beside_itself(house: House) -> None:
     house.send()
     number = house.save()
-    assert house.run(house.control.invoke("sum-1", "edge-2", number)).phase == "done"
+    assert house.run(house.control.orders.invoke("sum-1", "edge-2", number)).phase == "done"
     assert house.owner() == {"sum-3"}
     house.send(10)
-    assert house.run(house.control.invoke("sum-3", "edge-2")).phase == "done"
+    assert house.run(house.control.orders.invoke("sum-3", "edge-2")).phase == "done"
     assert house.owner() == {"sum-4"}
     assert house.stage.coordinator.sites["sum-4"] == "edge-2"
     until(house.is_exact, "every result once")
@@ -237,15 +237,15 @@ def test_an_instance_is_invoked_from_its_state_elsewhere_or_beside_itself(house:
 def test_an_instance_that_is_detached_gives_its_keys_away_and_leaves(house: House) -> None:
     house.send()
     house.save()
-    house.run(house.control.detach("sum-1"))
+    house.run(house.control.orders.detach("sum-1"))
     until(lambda: "sum-1" not in house.stage.coordinator.sites, "it has left")
     assert house.owner() == {"sum-2", "sum-3"}
     until(house.is_exact, "every result once")
     house.control.dead = {"edge-1"}
-    house.run(house.control.detach("sum-2"))
+    house.run(house.control.orders.detach("sum-2"))
     assert house.owner() == {"sum-3"}
     with pytest.raises(Refused, match="is the only instance"):
-        house.control.detach("sum-3")
+        house.control.orders.detach("sum-3")
     house.control.dead = set()
     until(house.is_exact, "every result once")
     until(lambda: "sum-2" not in house.stage.coordinator.sites, "it has left, when it was back")
@@ -253,7 +253,7 @@ def test_an_instance_that_is_detached_gives_its_keys_away_and_leaves(house: Hous
 
 def test_a_dead_site_is_drained_by_restoring_it(house: House) -> None:
     lived(house)
-    (handle,) = house.control.drain("cloud").values()
+    (handle,) = house.control.orders.drain("cloud").values()
     assert house.run(handle).move.protocol == "restore"
     until(house.is_exact, "every result once")
     until(lambda: house.is_exact() and house.control.is_settled(), "nobody waits for the dead")
@@ -261,11 +261,11 @@ def test_a_dead_site_is_drained_by_restoring_it(house: House) -> None:
 
 def test_what_cannot_be_restored_is_refused_and_nothing_has_happened(house: House) -> None:
     lived(house)
-    migrate = house.control.migrate
+    migrate = house.control.orders.migrate
     with pytest.raises(Unavailable, match=r"cannot give its keys by live; .*protocol='restore'"):
         migrate("sum", to="edge-1", protocol="live")
     with pytest.raises(Unavailable, match="cannot give its keys by live"):
-        house.control.drain("cloud", protocol="live")
+        house.control.orders.drain("cloud", protocol="live")
     with pytest.raises(UnknownName, match="unknown checkpoint '9'; there is: 1"):
         migrate("sum", to="edge-1", from_checkpoint=9)
     with pytest.raises(Refused, match=r"all keys of sum-1.*at='cloud'"):
@@ -288,7 +288,7 @@ def test_without_a_store_nothing_is_restored(tmp_path: Path) -> None:
         house.send()
         house.control.dead = {"cloud"}
         with pytest.raises(Refused, match=r"there is no central store.*--store"):
-            house.control.migrate("sum", to="edge-1")
+            house.control.orders.migrate("sum", to="edge-1")
         assert not house.stage.coordinator.migrations
     finally:
         house.end()
@@ -297,12 +297,12 @@ def test_without_a_store_nothing_is_restored(tmp_path: Path) -> None:
 def test_no_checkpoint_is_made_while_keys_have_no_owner(house: House) -> None:
     """Whoever has others saves, and that says nothing of those that nobody has."""
     house.send()
-    house.run(house.control.migrate("sum", to="edge-1", share=0.5))
+    house.run(house.control.orders.migrate("sum", to="edge-1", share=0.5))
     number = house.save()
     checkpointer = house.role.first.checkpointer
     assert checkpointer is not None
     house.control.dead = {"cloud"}
-    handle = house.control.migrate("sum", to="edge-2", at="cloud")
+    handle = house.control.orders.migrate("sum", to="edge-2", at="cloud")
     until(lambda: handle.outcome == "loading", "the fence")
     assert house.role.first.gateway.owners() == {"sum-2", UNOWNED}
     for amount in (10, 100):
@@ -423,7 +423,7 @@ def test_failures_before_it_was_restored_count_no_more_when_it_is_lost_again(hou
     house.run(Handle(house.control.orchestrator, "sum", [restorations(house)[-1].move.id]))
     house.control.dead = set()
     until(lambda: house.is_exact() and not house.stage.coordinator.losses.instances(), "all are back")
-    assert house.run(house.control.migrate("sum", to="cloud")).phase == "done"
+    assert house.run(house.control.orders.migrate("sum", to="cloud")).phase == "done"
     house.control.dead = {"cloud"}
     policy.look(house.control.dead, alive(house))  # at once: nothing has failed since
     assert (restorations(house)[-1].move.source, restorations(house)[-1].to_site) == ("sum-1", "edge-1")

@@ -29,6 +29,7 @@ from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import codec
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.decisions import Order
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.journal import GatewayJournal, Journal, JournalReader
 from whimbrel.orchestrator.orchestrator import Orchestrator
@@ -89,9 +90,15 @@ class House:
         self.begin()
 
     def migrate(
-        self, protocol: str = "live", selection: Selection = KEYS, deadline: float = 60.0, **options: Any
+        self,
+        protocol: str = "live",
+        selection: Selection = KEYS,
+        deadline: float = 60.0,
+        request: Request | None = None,
+        **options: Any,
     ) -> Handle:
-        ids = self.orchestrator.migrate("s", [(selection, "s-2")], "edge", protocol, deadline, **options)
+        order = Order("s", [(selection, "s-2")], "edge", protocol, options)
+        ids = self.orchestrator.order([order], deadline, request=request)
         return Handle(self.orchestrator, "s", ids)
 
     def hear(self, *notices: Any) -> None:
@@ -336,7 +343,9 @@ def test_who_has_been_a_standby_has_no_deadline_also_after_a_restart(house: Hous
 
 
 def test_a_move_to_where_everything_is_does_nothing(house: House) -> None:
-    handle = Handle(house.orchestrator, "s", house.orchestrator.migrate("s", [(KEYS, "s-1")], "cloud", "live", 9.0))
+    handle = Handle(
+        house.orchestrator, "s", house.orchestrator.order([Order("s", [(KEYS, "s-1")], "cloud", "live", {})], 9.0)
+    )
     assert handle.is_noop
     assert handle.wait(0).abort().outcome == "already there"
     assert house.journal.migrations() == []
@@ -384,11 +393,13 @@ def test_an_order_and_that_its_request_was_answered_are_journalled_as_one(house:
 
 def test_an_order_of_several_moves_is_journalled_as_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [(Selection(keys=frozenset({key})), "s-2") for key in "abc"]
-    assert house.orchestrator.migrate("s", wanted, "edge", "live", 60.0) == ["m1.1", "m1.2", "m1.3"]
+    assert house.orchestrator.order([Order("s", wanted, "edge", "live", {})], 60.0) == ["m1.1", "m1.2", "m1.3"]
     assert [migration.move.id for migration in house.journal.migrations()] == ["m1.1", "m1.2", "m1.3"]
     assert house.orchestrator.engaged("s") == ({"s-1", "s-2"}, {"s-1"})
     with pytest.raises(Conflict, match=r"m1.2"):
-        house.orchestrator.migrate("s", [(Selection(keys=frozenset({key})), "s-2") for key in "zb"], "edge", "live", 9)
+        house.orchestrator.order(
+            [Order("s", [(Selection(keys=frozenset({key})), "s-2") for key in "zb"], "edge", "live", {})], 9
+        )
     assert len(house.journal.migrations()) == 3, "the one that could have started has not"
 
 
@@ -572,7 +583,7 @@ def two_destinations(house: House, deadline: float = 60.0) -> list[str]:
     house.inboxes["s-3"] = MemoryLog()
     wanted = [(KEYS, "s-2"), (Selection(keys=frozenset({"c"})), "s-3")]
     plan = [[bin_of("a")], [bin_of("b"), bin_of("c")]]
-    return house.orchestrator.migrate("s", wanted, "edge", "fluid", deadline, plan=plan)
+    return house.orchestrator.order([Order("s", wanted, "edge", "fluid", {"plan": plan})], deadline)
 
 
 def test_the_pieces_of_a_turn_are_each_told_once(house: House) -> None:

@@ -20,6 +20,7 @@ from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.decisions import Order
 from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orchestrator import Orchestrator
 from whimbrel.site.links import Links
@@ -108,7 +109,7 @@ class House:
         self.journal.close()
 
     def relocate(self) -> str:
-        (id,) = self.orchestrator.migrate("s", [(EVERYTHING, "s-1")], "edge", "restart", 60.0)
+        (id,) = self.orchestrator.order([Order("s", [(EVERYTHING, "s-1")], "edge", "restart", {})], 60.0)
         return id
 
     def outcome(self, id: str = "m1") -> tuple[str, list[str]]:
@@ -140,7 +141,7 @@ def test_an_instance_goes_on_elsewhere_from_its_checkpoint(house: House) -> None
     assert house.outcome(house.relocate()) == ("done", ["edge"])
     assert house.batches("edge") == 2, "one batch before, one after"
     assert house.coordinator.sites == {"s-1": "edge"}
-    assert house.orchestrator.migrate("s", [(EVERYTHING, "s-1")], "edge", "restart", 60.0) == []
+    assert house.orchestrator.order([Order("s", [(EVERYTHING, "s-1")], "edge", "restart", {})], 60.0) == []
 
 
 def test_a_start_that_fails_outright_brings_it_back(house: House) -> None:

@@ -13,6 +13,7 @@ from whimbrel.core.errors import Unavailable, UnknownName
 from whimbrel.core.keys import selection_of
 from whimbrel.core.record import Left, Opened, Ready
 from whimbrel.orchestrator import journal, retention
+from whimbrel.orchestrator.decisions import Order
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.journal import Journal
 
@@ -24,7 +25,7 @@ class House(Usual):
         """Move keys to where they are not."""
         there = {self.coordinator.table.owners[key] for key in keys}
         to, site = ("s-2", "edge") if there == {"s-1"} else ("s-1", "cloud")
-        ids = self.orchestrator.migrate("s", [(selection_of(keys), to)], site, "live", 60.0)
+        ids = self.orchestrator.order([Order("s", [(selection_of(keys), to)], site, "live", {})], 60.0)
         handle = Handle(self.orchestrator, "s", ids)
         if is_ended:
             self.finish(handle)

@@ -21,6 +21,7 @@ from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.record import Left, Opened, Ready
 from whimbrel.core.router import RouteTable
 from whimbrel.orchestrator import workers
+from whimbrel.orchestrator.decisions import Order
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.workers import Workers
 
@@ -63,12 +64,14 @@ class Slow(House):
         self.said_to.append((stage, type(command).__name__))
 
     def relocate(self) -> Handle:
-        ids = self.orchestrator.migrate("s", [(EVERYTHING, "s-1")], "edge", "restart", 600.0)
+        ids = self.orchestrator.order([Order("s", [(EVERYTHING, "s-1")], "edge", "restart", {})], 600.0)
         assert self.copying.wait(30)
         return Handle(self.orchestrator, "s", ids)
 
     def migrate_other(self) -> Handle:
-        return Handle(self.orchestrator, "t", self.orchestrator.migrate("t", [(EVERYTHING, "t-2")], "edge", "live", 60))
+        return Handle(
+            self.orchestrator, "t", self.orchestrator.order([Order("t", [(EVERYTHING, "t-2")], "edge", "live", {})], 60)
+        )
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def main(data: str, out: str, count: str, protocol: str = "", to: str = "") -> N
     tell_phases()
     with wb.run(job(Path(out), int(count)), data=data, keep=True, links=LINKS) as app:
         known = list(app.status()["stages"]["chain"]["migrations"])
-        app.orchestrator.wait("chain", known, 60)
+        app.control.orchestrator.wait("chain", known, 60)
         if protocol:
             before = app.status()["records"]["delivered"]
             until(lambda: app.status()["records"]["delivered"] > before, "results come out", 60)

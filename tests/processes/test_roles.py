@@ -180,7 +180,7 @@ def test_a_process_that_is_stopped_inside_a_write_holds_up_no_other(house: House
             until(lambda: len(house.delivered) == 3 and gateway.role.first.outlet.is_idle, "results, committed")
         else:
             house.beat("edge-1")
-            assert orchestrator.control.migrate("count", to="edge-1").ids == ["m1"]
+            assert orchestrator.control.orders.migrate("count", to="edge-1").ids == ["m1"]
         assert time.monotonic() - begun < WAIT, "nobody has waited for the lock"
         held.execute("ROLLBACK")
     if house.gateway is not None:
@@ -219,7 +219,7 @@ def test_what_a_relocation_had_stopped_runs_again_when_a_restoration_has_ended_i
     cloud, edge = house.beat("cloud"), house.beat("edge-1")
     until(lambda: cloud.running == {"count-1": 1}, "it runs")
     edge.starts = False
-    (id,) = orchestrator.control.migrate("count", to="edge-1", protocol="restart").ids
+    (id,) = orchestrator.control.orders.migrate("count", to="edge-1", protocol="restart").ids
     migration = orchestrator.control.stages["count"].coordinator.migrations[id]
     until(lambda: migration.phase == "starting" and not cloud.running, "it is stopped, and does not start there")
     machine.end(migration, "m9")
@@ -233,7 +233,7 @@ def test_a_site_that_cannot_be_reached_keeps_a_relocation_from_nothing(house: Ho
     cloud, edge = house.beat("cloud"), house.beat("edge-1")
     until(lambda: cloud.running == {"count-1": 1}, "it runs")
     edge.starts = False
-    (id,) = orchestrator.control.migrate("count", to="edge-1", protocol="restart").ids
+    (id,) = orchestrator.control.orders.migrate("count", to="edge-1", protocol="restart").ids
     control = orchestrator.control
     until(lambda: "cannot start now" in str(control.status()["stages"]["count"]["waiting"].get(id)), "it is told why")
     edge.starts = True
@@ -254,7 +254,7 @@ def test_what_moves_to_a_site_that_died_is_called_off_and_status_says_so(house: 
     until(lambda: orchestrator.control.status()["processes"]["gateway"]["state"] == "alive", "the gateway is heard")
     house.beat("cloud")
     house.beat("edge-1")
-    (id,) = orchestrator.control.migrate("count", to="edge-1").ids
+    (id,) = orchestrator.control.orders.migrate("count", to="edge-1").ids
 
     def is_over() -> bool:
         house.beat("cloud")
@@ -314,7 +314,7 @@ def test_results_do_not_wait_for_the_orchestrator_and_notices_do(house: House) -
         house.beat(name)
     until(lambda: orchestrator.control.status()["records"]["sent"] == 20, "the gateway has been heard, and its records")
     until(lambda: len(gateway.role.first.instances) == 2, "it knows the instances")
-    (id,) = orchestrator.control.migrate("count", to="edge-1").ids
+    (id,) = orchestrator.control.orders.migrate("count", to="edge-1").ids
     until(lambda: house.heard("count-1") == house.heard("count-2") == ["BEGIN"], "the move has begun")
 
     house.end()
@@ -338,7 +338,7 @@ def test_a_command_waits_for_the_gateway(house: House) -> None:
     orchestrator = house.begin()
     for name in SITES:
         house.beat(name)
-    orchestrator.control.migrate("count", to="edge-1")
+    orchestrator.control.orders.migrate("count", to="edge-1")
     house.open()
     until(lambda: house.heard("count-1") == house.heard("count-2") == ["BEGIN"], "the move has begun")
 

@@ -68,7 +68,7 @@ class House:
 
     def count(self) -> int:
         """How many migrations were ever ordered."""
-        return len(self.app.stages["count"].coordinator.migrations)
+        return len(self.app.control.stages["count"].coordinator.migrations)
 
 
 @contextmanager

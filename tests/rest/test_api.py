@@ -158,7 +158,7 @@ def test_every_number_has_its_bounds(house: House, name: str, value: str) -> Non
 def test_so_many_instances_are_refused(house: House, instances: Any) -> None:
     answer = house.post("/stages/count/scale", {"instances": instances, "at": "cloud"})
     assert problem(answer)[0] == 422
-    assert len(house.app.stages["count"].coordinator.sites) == 3
+    assert len(house.app.control.stages["count"].coordinator.sites) == 3
 
 
 def test_what_is_unknown_is_told_with_what_there_is(house: House) -> None:
@@ -244,7 +244,7 @@ def test_an_order_that_was_refused_may_be_given_again_under_its_name(tmp_path: P
         assert problem(house.post("/migrations", wanted, "mine"))[:2] == (409, "Conflict")
         aborted = house.post("/migrations/m1/abort", {"reason": "changed my mind"})
         assert aborted.json()["reason"] == "changed my mind"
-        house.app.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
+        house.app.control.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
         assert house.post("/migrations", wanted, "mine").json()["ids"] == ["m2"]
 
 

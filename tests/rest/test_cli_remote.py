@@ -94,7 +94,7 @@ def test_options_and_bins_are_read(house: House) -> None:
     shown = invoke(house, "migrate", "count", "--bins", "0-9,20", "--to", "edge-1", *how)
     assert "m1/1" in shown.output
     assert "m1/2" in shown.output
-    moves = [migration.move for migration in house.app.stages["count"].coordinator.migrations.values()]
+    moves = [migration.move for migration in house.app.control.stages["count"].coordinator.migrations.values()]
     assert sorted(bin for move in moves for bin in move.selection.bins) == [*range(10), 20]
 
 

@@ -52,9 +52,9 @@ def asking(calm: House) -> Iterator[wb.Client]:
 
 def finish(house: House, id: str) -> None:
     """Let a live move come to its end, as its instances would."""
-    move = house.app.orchestrator.migration("count", id).move
+    move = house.app.control.orchestrator.migration("count", id).move
     for notice in (Ready(id, move.destination, 0, 1), Left(id, move.source, 0, 1), Opened(id, move.destination, 0, 1)):
-        house.app.orchestrator.hear("count", notice)
+        house.app.control.orchestrator.hear("count", notice)
 
 
 # ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +105,7 @@ def test_a_move_that_is_waited_for_and_told(house: House, client: wb.Client) -> 
 def test_a_move_that_is_called_off(house: House, client: wb.Client) -> None:
     handle = client.migrate("count", to="edge-1", share=0.5, deadline=60.0, budget=1000)
     assert handle.abort("changed my mind") is handle
-    house.app.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
+    house.app.control.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
     assert handle.wait(10).outcome == "aborted"
     assert [migration.reason for migration in client.migrations()] == ["changed my mind"]
     assert client.handle("m1").abort("once more").outcome == "aborted"
@@ -128,7 +128,7 @@ def test_a_standby_takes_over_when_told(house: House, client: wb.Client) -> None
         handle.take_over()
     with pytest.raises(wb.Refused, match="no standby is waiting"):
         client.take_over("m1")
-    house.app.orchestrator.hear("count", Warm("m1", "count-2", 0, 1))
+    house.app.control.orchestrator.hear("count", Warm("m1", "count-2", 0, 1))
     assert handle.wait_warm(10).outcome == "standby"
     assert handle.take_over().outcome not in ("standby", "aborted")
     assert client.take_over("m1").phase == handle.outcome, "told before: nothing happens"
@@ -137,7 +137,7 @@ def test_a_standby_takes_over_when_told(house: House, client: wb.Client) -> None
 def test_scale_lets_more_instances_share(house: House, client: wb.Client) -> None:
     handle = client.scale("count", instances=2, at="cloud")
     assert [migration.destination for migration in handle.migrations] == ["count-4"]
-    assert house.app.stages["count"].coordinator.sites["count-4"] == "cloud"
+    assert house.app.control.stages["count"].coordinator.sites["count-4"] == "cloud"
     with pytest.raises(Conflict):
         client.scale("count", instances=1, at="cloud")
 
@@ -348,10 +348,10 @@ def test_an_error_that_nobody_expected_is_told_as_a_bug() -> None:
 
 def test_what_keeps_the_orchestrator_is_raised_by_whoever_waits(house: House, client: wb.Client) -> None:
     handle = client.migrate("count", to="edge-1")
-    house.app.orchestrator.error = Corrupt("a log is damaged")
+    house.app.control.orchestrator.error = Corrupt("a log is damaged")
     with pytest.raises(Corrupt, match="a log is damaged"):
         handle.wait(30)
-    house.app.orchestrator.error = None
+    house.app.control.orchestrator.error = None
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": 3}'])
@@ -434,9 +434,9 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_the_order_given_once(hou
     assert house.count() == 1
 
 
-def test_everything_the_application_offers_has_its_twin() -> None:
+def test_everything_the_application_offers_has_its_twin(calm: House) -> None:
     for name in ("status", "migrate", "scale", "drain", "story", "cut", "mend"):
         assert callable(getattr(wb.Client, name))
-        assert callable(getattr(wb.App, name))
+        assert callable(getattr(calm.app, name))
     public = {name for name in vars(wb.Handle) if not name.startswith("_")}
     assert public <= set(vars(wb.RemoteHandle))

@@ -49,7 +49,7 @@ def test_commands_show_keys_reasons_and_errors_harmless(tmp_path: Path, monkeypa
     with served(tmp_path / "data") as house:
         finish(house, house.app.migrate("count", to="edge-1", keys=[EVIL]).ids[0])
         house.app.migrate("count", to="edge-2", keys=[EVIL]).abort(EVIL)
-        house.app.orchestrator.error = RuntimeError(EVIL)
+        house.app.control.orchestrator.error = RuntimeError(EVIL)
         shown = [run(house, *command) for command in (["routes", "count"], ["story", "m2"], ["status"], ["sites"])]
         shown.append(run(house, "migrate", "count", "--keys", "k01", "--to", "edge-1", "--no-wait"))
         for output in shown:

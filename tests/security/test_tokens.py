@@ -198,8 +198,8 @@ def test_a_story_says_who_called_it_off(house: House) -> None:
 
 def test_what_the_policy_orders_says_so(tmp_path: Path) -> None:
     with served(tmp_path / "data", store=str(tmp_path / "store")) as house:
-        house.app.is_dead = lambda site: site == "cloud"  # type: ignore[method-assign]
-        policy = Policy(house.app, None, wall_us)
+        house.app.control.is_dead = lambda site: site == "cloud"  # type: ignore[method-assign]
+        policy = Policy(house.app.control, None, wall_us)
         policy.look(["cloud"], ["edge-1"])
         assert policy.waiting == {}
         assert timeless(house.app.story("m1"))[0] == "m1 ordered: ordered by the policy"

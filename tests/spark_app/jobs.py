@@ -121,11 +121,11 @@ class Job:
         stage = copy.deepcopy(self.app.status()["stages"]["chain"])
         for instance in stage["instances"].values():
             del instance["batch_ms"], instance["keys"], instance["state_bytes"]
-        return {**stage, "owners": self.app.stages["chain"].coordinator.table.owners.dump()}
+        return {**stage, "owners": self.app.control.stages["chain"].coordinator.table.owners.dump()}
 
     def settle(self) -> None:
         """Until the destination of an aborted move has cleaned up: before that its keys cannot be moved there again."""
-        coordinator = self.app.stages["chain"].coordinator
+        coordinator = self.app.control.stages["chain"].coordinator
         until(lambda: not list(coordinator.open.values()), "the destination has cleaned up behind the aborted move")
 
     def finish(self) -> dict[str, int]:
@@ -153,7 +153,7 @@ def running(
     pipeline.stage("chain", Chain(ballast)).sink(wb.JsonLines(out))
     app = wb.run(pipeline, sites=["cloud", "edge-1"], data=data, keep=keep, spark=spark, **options)
     try:
-        until(lambda: len(app.stages["chain"].keys.now()) == KEYS, "all keys have come")
+        until(lambda: len(app.control.stages["chain"].keys.now()) == KEYS, "all keys have come")
         yield Job(app, out, data, ending)
     finally:
         ending.append(True)

@@ -84,7 +84,7 @@ def test_an_abort_leaves_nothing_under_way_and_the_next_move_succeeds(job: Job) 
     job.app.cut(*BETWEEN)
     assert handle.abort("changed my mind").wait(60).outcome == "aborted"
     job.app.mend(*BETWEEN)
-    until(lambda: not list(job.app.stages["chain"].coordinator.open.values()), "the destination has cleaned up")
+    until(lambda: not list(job.app.control.stages["chain"].coordinator.open.values()), "the destination has cleaned up")
     assert job.app.migrate("chain", to="edge-1", protocol="pause").wait(60).outcome == "done"
 
 

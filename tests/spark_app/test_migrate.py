@@ -112,8 +112,12 @@ def test_an_abort_after_the_end_has_no_effect(job: Job) -> None:
     assert handle.outcome == "done"
     assert handle.abort("too late").wait(0).outcome == "done"
     assert [migration.reason for migration in handle.migrations] == [None]
-    owners = job.app.stages["chain"].coordinator.table.owners
-    assert {key for key in job.app.stages["chain"].keys.now() if owners[key] == "chain-2"} == {"k00", "k03", "k07"}
+    owners = job.app.control.stages["chain"].coordinator.table.owners
+    assert {key for key in job.app.control.stages["chain"].keys.now() if owners[key] == "chain-2"} == {
+        "k00",
+        "k03",
+        "k07",
+    }
     assert job.app.migrate("chain", to="edge-1", keys=["k00", "k07"]).is_noop
 
 
@@ -136,7 +140,7 @@ def test_a_move_of_everything_takes_only_what_is_elsewhere(job: Job) -> None:
 def test_a_switch_brings_everything_there_and_the_next_one_back(
     job: Job, protocol: str, options: dict[str, Any]
 ) -> None:
-    stage = job.app.stages["chain"]
+    stage = job.app.control.stages["chain"]
     to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
     handle = job.app.migrate("chain", to=to, protocol=protocol, **options)
     assert handle.abort("no way back").wait(60).outcome == "done"
@@ -145,7 +149,7 @@ def test_a_switch_brings_everything_there_and_the_next_one_back(
 
 
 def test_a_plan_moves_a_few_bins_at_a_time(job: Job) -> None:
-    stage = job.app.stages["chain"]
+    stage = job.app.control.stages["chain"]
     to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
     handle = job.app.migrate("chain", to=to, protocol="fluid", step=300).wait(90)
     assert handle.outcome == "done"
@@ -154,7 +158,7 @@ def test_a_plan_moves_a_few_bins_at_a_time(job: Job) -> None:
 
 
 def test_a_standby_waits_and_takes_over(job: Job) -> None:
-    stage = job.app.stages["chain"]
+    stage = job.app.control.stages["chain"]
     to = next(site for site in job.app.sites if site != stage.coordinator.sites[stage.coordinator.table.owners["k00"]])
     handle = job.app.migrate("chain", to=to, protocol="replicate", standby=True, interval=2).wait_warm(60)
     assert handle.outcome == "standby"
@@ -165,7 +169,7 @@ def test_a_standby_waits_and_takes_over(job: Job) -> None:
 
 
 def test_auto_takes_what_costs_least_and_says_why(job: Job) -> None:
-    stage = job.app.stages["chain"]
+    stage = job.app.control.stages["chain"]
     here = stage.coordinator.sites[stage.coordinator.table.owners["k00"]]
     to = next(site for site in job.app.sites if site != here)
     with pytest.raises(wb.Refused, match=r"no protocol fits: .*its bytes would be about"):

@@ -88,7 +88,7 @@ def test_a_scaling_in_that_is_called_off_leaves_everybody_in_place(job: Job) -> 
     handle = job.app.scale("chain", instances=1, at="cloud", budget=1).abort("not now").wait(60)
     assert handle.outcome == "aborted"
     job.settle()
-    until(lambda: not job.app.stages["chain"].instances.leaving, "it is to stay")
+    until(lambda: not job.app.control.stages["chain"].instances.leaving, "it is to stay")
     assert shares(job)["chain-3"] == ("cloud", 6)
 
 
@@ -97,7 +97,7 @@ def test_two_become_one_again_and_nothing_of_the_other_is_left(job: Job) -> None
     until(lambda: set(shares(job)) == {"chain-1", "chain-2"}, "it has left")
     assert shares(job)["chain-1"] == ("cloud", 12)
     assert "chain-3" not in job.app.sites["cloud"].queries
-    assert "chain-3" not in job.app.stages["chain"].seen(), "whoever still looks for it finds nothing"
+    assert "chain-3" not in job.app.control.stages["chain"].seen(), "whoever still looks for it finds nothing"
     again = job.app.scale("chain", instances=2, at="cloud").wait(60)
     assert again.outcome == "done"
     assert set(shares(job)) == {"chain-1", "chain-2", "chain-4"}, "a name is given once"

@@ -60,7 +60,7 @@ def test_a_move_of_the_second_stage_keeps_the_results_exact(spark: SparkSession,
     pipeline.stage("collect", Collect(), key="hand", schema="hand string, parcel string, n long", groups=2)
     pipeline.sink(wb.JsonLines(out))
     with wb.run(pipeline, spark=spark) as app:
-        until(lambda: len(app.stages["collect"].keys.now()) == 5, "all hands are busy")
+        until(lambda: len(app.control.stages["collect"].keys.now()) == 5, "all hands are busy")
         second = app.migrate("collect", to="edge-1", keys=["hand-1", "hand-3"])
         first = app.migrate("sort", to="edge-1", share=0.5)
         assert (second.wait(60).outcome, first.wait(60).outcome) == ("done", "done")

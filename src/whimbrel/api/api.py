@@ -195,18 +195,22 @@ def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRoute
     @router.post("/migrations")
     def migrate(body: Migrate, request: Named) -> Receipt:
         """Move keys of a stage to a site."""
-        act = lambda: _receipt(control.migrate(body.stage, to=body.to, request=request, **body.given("stage", "to")))  # noqa: E731
-        return once.order(request, act)
+        order = body.given("stage", "to")
+        return once.order(
+            request, lambda: _receipt(control.orders.migrate(body.stage, to=body.to, request=request, **order))
+        )
 
     @router.post("/stages/{stage}/scale")
     def scale(stage: str, body: Scale, request: Named) -> Receipt:
         """Distribute the keys of a stage at a site over a number of instances."""
-        return once.order(request, lambda: _receipt(control.scale(stage, request=request, **body.given())))
+        return once.order(request, lambda: _receipt(control.orders.scale(stage, request=request, **body.given())))
 
     @router.post("/sites/{site}/drain")
     def drain(site: str, body: Drain, request: Named) -> Receipt:
         """Move everything away from a site."""
-        return once.order(request, lambda: _receipt(*control.drain(site, request=request, **body.given()).values()))
+        return once.order(
+            request, lambda: _receipt(*control.orders.drain(site, request=request, **body.given()).values())
+        )
 
     @router.get("/migrations")
     def migrations() -> list[MigrationStatus]:
@@ -303,13 +307,13 @@ def _instances(control: Control, once: Once) -> APIRouter:
     def invoke(instance: str, body: Invoke, request: Named) -> Receipt:
         """Restore all keys of an instance at another instance of a site, from saved state."""
         return once.order(
-            request, lambda: _receipt(control.invoke(instance, body.site, body.checkpoint, request=request))
+            request, lambda: _receipt(control.orders.invoke(instance, body.site, body.checkpoint, request=request))
         )
 
     @router.post("/detach")
     def detach(instance: str, request: Named) -> Receipt:
         """Remove an instance from its stage."""
-        return once.order(request, lambda: _receipt(control.detach(instance, request=request)))
+        return once.order(request, lambda: _receipt(control.orders.detach(instance, request=request)))
 
     return router
 

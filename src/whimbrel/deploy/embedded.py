@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from whimbrel.core.errors import Refused, Stale, Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.core.names import check_name
+from whimbrel.core.record import Report
 from whimbrel.deploy.deployment import TRIGGER
 from whimbrel.deploy.ending import end_all
 from whimbrel.egress.outlet import Watch
@@ -53,10 +54,12 @@ WARM_UPS = 3
 """Batches that every site runs before the first record is ingested."""
 
 
-class App(Control):
-    """A running pipeline. Created by `run`."""
+class App:
+    """A running pipeline. Created by `run`.
 
-    sites: dict[str, Site]
+    Has the orders of every user: `migrate`, `scale`, `drain`, `invoke`, `detach` (orchestrator/ordering.py), `abort`,
+    `take_over`, `pause`, `resume`, `save`, `cut`, `mend`, `status`, `story` (orchestrator/control.py).
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class App(Control):
         accept_loss: Collection[str] = (),
     ) -> None:
         durable = is_power(durability)
-        self.pipeline, self._temporary = pipeline, temporary
+        self.pipeline, self.data, self._temporary = pipeline, data, temporary
         self._lock = lock_all(data)
         try:
             journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL, durable)
@@ -90,7 +93,7 @@ class App(Control):
                 logs,
                 self._places,
                 JournalReader(data / JOURNAL),
-                self.hear,
+                self._hear,
                 wall_us,
                 keep=keep,
                 max_backlog=max_backlog,
@@ -108,14 +111,20 @@ class App(Control):
         self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox, durable=durable)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
         make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
-        places = {
+        self.sites = {
             name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve), durable)
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, wall_us, links)
+        control = Control(pipeline.name, shapes, data, journal, logs, self.sites, self.gateway, wall_us, links)
+        control.chores.accept_loss.update(accept_loss)
+        self.control, orders = control, control.orders
+        self.migrate, self.scale, self.drain = orders.migrate, orders.scale, orders.drain
+        self.invoke, self.detach = orders.invoke, orders.detach
+        self.abort, self.take_over, self.story = control.abort, control.take_over, control.story
+        self.pause, self.resume, self.save = control.pause, control.resume, control.save
+        self.cut, self.mend, self.status = control.cut, control.mend, control.status
         self._stopped, self._has_store = False, store is not None
-        self.chores.accept_loss.update(accept_loss)
         self._servers: list[ApiServer] = []
 
     # ── Start and stop ───────────────────────────────────────────────────────────────────────────────────────────
@@ -130,12 +139,12 @@ class App(Control):
         return self
 
     def _start(self) -> None:
-        self.orchestrator.recover()
-        self.chores.tell_places()
+        self.control.orchestrator.recover()
+        self.control.chores.tell_places()
         self.links.start()
         self.gateway.start()
         for name, site in self.sites.items():
-            for instance in self.instances_at(name):
+            for instance in self.control.instances_at(name):
                 self._start_instance(site, instance)
         # Concurrently, and more than once: when two sites first run together, Spark starts more Python workers.
         with ThreadPoolExecutor(len(self.sites)) as pool:
@@ -143,7 +152,7 @@ class App(Control):
                 list(pool.map(Site.wait, self.sites.values()))
         for site in self.sites.values():
             site.open()
-        self.orchestrator.start()
+        self.control.orchestrator.start()
         self.gateway.feed.start()
 
     def _start_instance(self, site: Site, instance: str) -> None:
@@ -151,16 +160,16 @@ class App(Control):
         try:
             site.start(instance, wait=False, anew=False)
         except Stale:
-            if instance in self.chores.accept_loss:
-                self.chores.renew(instance)
-            elif not self._has_store and self.stages[stage_of(instance)].coordinator.losses.hangs_on(instance):
+            if instance in self.control.chores.accept_loss:
+                self.control.chores.renew(instance)
+            elif not self._has_store and self.control.stages[stage_of(instance)].coordinator.losses.hangs_on(instance):
                 raise
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until the source has ended and all its results are delivered. Raises `Unavailable` on timeout (in
         seconds)."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not (self.gateway.feed.ended.is_set() and self.is_settled()):
+        while not (self.gateway.feed.ended.is_set() and self.control.is_settled()):
             self._raise_errors()
             if deadline is not None and time.monotonic() > deadline:
                 raise Unavailable(f"not everything is delivered after {timeout} s; see app.status()")
@@ -169,7 +178,7 @@ class App(Control):
 
     def _raise_errors(self) -> None:
         sites = [site.error for site in self.sites.values()]
-        for error in filter(None, [self.orchestrator.error, self.links.error, *sites, *self.gateway.errors()]):
+        for error in filter(None, [self.control.orchestrator.error, self.links.error, *sites, *self.gateway.errors()]):
             raise error
 
     def serve(
@@ -187,7 +196,7 @@ class App(Control):
         """
         from whimbrel.api.server import ApiServer  # FastAPI is loaded only if the API is served
 
-        server = ApiServer(self, self.data, host, port, certificate=certificate, key=key).start()
+        server = ApiServer(self.control, self.data, host, port, certificate=certificate, key=key).start()
         self._servers.append(server)
         return server
 
@@ -205,16 +214,16 @@ class App(Control):
         for server in self._servers:
             yield server.stop
         yield from self.gateway.ends()
-        yield self.orchestrator.stop
+        yield self.control.orchestrator.stop
         for site in self.sites.values():
             yield site.close
             for instance in list(site.queries):
                 yield partial(site.stop, instance)
         yield self.links.stop
         yield from self.gateway.outlet_ends()
-        yield self.logs.close
+        yield self.control.logs.close
         yield self._places.close
-        yield self.journal.close
+        yield self.control.journal.close
         yield self._lock.close
         if self._owns_spark:
             yield self.spark.stop
@@ -233,7 +242,7 @@ class App(Control):
         finally:
             self.stop()
 
-    # ── In addition to the orders of every user (orchestrator/control.py) ─────────────────────────────────────────────
+    # ── Figures ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def batches(self) -> list[float]:
         """The durations of the micro-batches of all instances, in milliseconds."""
@@ -244,7 +253,10 @@ class App(Control):
         return self.gateway.dead.read()
 
     def _site_of(self, instance: str) -> str:
-        return self.stages[stage_of(instance)].coordinator.sites[instance]
+        return self.control.stages[stage_of(instance)].coordinator.sites[instance]
+
+    def _hear(self, stage: str, notice: Report) -> None:
+        self.control.orchestrator.hear(stage, notice)
 
     def _wake(self, stage: str) -> None:
         self.gateway.flows[stage].outlet.wake()

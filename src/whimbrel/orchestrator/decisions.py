@@ -107,23 +107,6 @@ class Decisions:
 
     # ── Orders and events ────────────────────────────────────────────────────────────────────────────────────────
 
-    def migrate(
-        self,
-        stage: str,
-        wanted: Sequence[tuple[Selection, str]],
-        site: str,
-        protocol: str,
-        deadline: float,
-        why: Sequence[str] = (),
-        request: Request | None = None,
-        **options: Any,
-    ) -> list[str]:
-        """Order the migrations that move each selection to its instance at a site: all of them, or none.
-
-        Returns their ids, none if everything is there already. `why`: the first lines of their stories.
-        """
-        return self.order([Order(stage, wanted, site, protocol, options)], deadline, why, request)
-
     def order(
         self,
         orders: Sequence[Order | RestoreOrder],
@@ -131,7 +114,8 @@ class Decisions:
         why: Sequence[str] = (),
         request: Request | None = None,
     ) -> list[str]:
-        """Order the migrations of all these orders, which have no key in common, or of none.
+        """Order the migrations of all these orders, which have no key in common, or of none. Returns their ids, none if
+        everything is there already. `why`: the first lines of their stories.
 
         `request`: the request for these orders; journalled with them as answered, so that a retry gets that answer.
         """

@@ -98,7 +98,7 @@ class Candidate:
         while not (
             self.tap.filled
             and flow.outlet.delivered >= flow.gateway.sent
-            and self.app.is_settled()
+            and self.app.control.is_settled()
             and (flow.checkpointer is None or flow.gateway.has_saved)
         ):
             for error in self.app.gateway.errors():

@@ -194,7 +194,7 @@ def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
 
 def _interrupt(app: application.App, setting: Setting, show: Show) -> None:
     """Stop the source, once there is a checkpoint to restore it from."""
-    for _ in _until(lambda: bool(app.checkpoints(STAGE)), setting.patience, "there is a checkpoint"):
+    for _ in _until(lambda: bool(app.control.checkpoints(STAGE)), setting.patience, "there is a checkpoint"):
         show("waiting for a checkpoint")
     _hold(random.uniform(0, setting.save_every), "some time after an increment", show)
     app.sites[SITES[0]].stop(SOURCE)
