@@ -182,13 +182,7 @@ class Arrival(Receiver):
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == self.move.routers:
-                instance.table.drop(instance.keys_in(self.move))
-                instance.table.scatter(self.move.id)
-                for key in sorted(key for key in instance.table.waiting if self.takes(key)):
-                    instance.table.unbuffer(key)
-                del instance.moves.arrivals[self.move.id]
-                instance.moves.aborted.add(self.move.id)
-                out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+                self._undo(instance, self.move, out)
 
     def _check_ready(self, instance: Instance, out: Emissions) -> None:
         """When all state has arrived, the source never had the keys that still wait: they start with a fresh state."""
@@ -204,3 +198,13 @@ class Arrival(Receiver):
         self.ready = True
         self.ticks = []
         out.notices.append(Ready(self.move.id, instance.name, instance.part, instance.parts))
+
+    def _undo(self, instance: Instance, move: Move, out: Emissions) -> None:
+        """The move is aborted: drop everything that came with it. Parcels may still be in transit."""
+        instance.table.drop(instance.keys_in(move))
+        instance.table.scatter(move.id)
+        for key in sorted(key for key in instance.table.waiting if self.takes(key)):
+            instance.table.unbuffer(key)
+        del instance.moves.arrivals[move.id]
+        instance.moves.aborted.add(move.id)
+        out.notices.append(Aborted(move.id, instance.name, instance.part, instance.parts))

@@ -62,9 +62,7 @@ class Departure(msgspec.Struct, kw_only=True):
         elif kind == Kind.ABORT:
             self.off.add(record.src)
             if self.off == routers:
-                self.parcels.put_down(instance)
-                del instance.moves.departures[self.move.id]
-                out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+                self._undo(instance, out)
 
     def ship(self, instance: Instance, out: Emissions) -> None:
         """At the end of a batch: ship as many of the remaining keys as the budget allows."""
@@ -79,3 +77,9 @@ class Departure(msgspec.Struct, kw_only=True):
             self.shipped = True
             shipped = Shipped(move.id, instance.part, instance.parts, sorted(parcels.numbers.items()))
             parcels.send(instance, move, Kind.SHIPPED, shipped, out)
+
+    def _undo(self, instance: Instance, out: Emissions) -> None:
+        """The move is aborted: the source is ordinary owner again."""
+        self.parcels.put_down(instance)
+        del instance.moves.departures[self.move.id]
+        out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
