@@ -133,8 +133,8 @@ def again(protocol: Protocol) -> str:
     for phase in dict.fromkeys(phase for phase, _ in protocol.table):
         migration = fresh(protocol)
         migration.phase = phase
-        migration.hear(Aborted("m1", "source", 0, 1))
-        migration.hear(Aborted("m1", "destination", 0, 1))
+        migration.receive(Aborted("m1", "source", 0, 1))
+        migration.receive(Aborted("m1", "destination", 0, 1))
         commands = [type(command).__name__ for command in machine.resume(protocol, migration)]
         lines.append(f"| {phase} | {', '.join(commands) or 'nothing'} |")
     return "\n".join(lines)

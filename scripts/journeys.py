@@ -35,12 +35,12 @@ from whimbrel.core.record import (
     Left,
     Move,
     Opened,
+    OutboxEntry,
     Outgoing,
     Parcel,
     Ready,
     Record,
     Result,
-    Said,
     Shipped,
 )
 from whimbrel.core.router import Abort, Begin, Cutover, Router, RouteTable
@@ -260,7 +260,7 @@ class Harness:
         for name, place in self.places.items():
             for entry in place.outbox.read(self.read[name]):
                 self.read[name] = entry.position + 1
-                for outgoing in wire.unpack(entry.blob, Said).outgoing:
+                for outgoing in wire.unpack(entry.blob, OutboxEntry).outgoing:
                     released = self.gate.offer(outgoing.results)
                     lines += [f"released {result_told(r)}" for r in released]
                     lines += [f"held     {result_told(r)}" for r in outgoing.results if r not in released]

@@ -18,7 +18,7 @@ from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.operator import Emit
-from whimbrel.core.record import Outgoing, Result, Said
+from whimbrel.core.record import OutboxEntry, Outgoing, Result
 from whimbrel.egress.outlet import Commit
 from whimbrel.log import Lane, MemoryLog
 from whimbrel.log.codec import ROWS, encode_messages
@@ -82,7 +82,7 @@ class House:
         who: dict[str, Any] = {"writer": "one-1@x", "counter": batch}
         messages = encode_messages([(5, 0, b"parcel %d" % batch)])
         self.logs.inbox("one-2").append(messages, count=1, writer="one-1@x", counter=number(batch), lane=Lane.CONTROL)
-        said = Said([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"one-2": batch})
+        said = OutboxEntry([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"one-2": batch})
         self.logs.outbox("one-1").append(wire.pack(said), count=5, **who)
         role.first.outlet.wake()
         until(lambda: role.first.outlet.delivered == 5 * (batch + 1), "it is delivered")

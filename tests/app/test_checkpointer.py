@@ -29,7 +29,7 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERY_BIN, EVERYTHING, part_of
 from whimbrel.core.operator import Emit
 from whimbrel.core.options import RestoreOptions
-from whimbrel.core.record import Kind, Message, Move, Outgoing, Record, Said, Unreadable
+from whimbrel.core.record import Kind, Message, Move, OutboxEntry, Outgoing, Record, Unreadable
 from whimbrel.log import Lane, codec
 from whimbrel.log.codec import encode_messages
 from whimbrel.log.folder import Logs
@@ -90,7 +90,7 @@ class Hand:
             box = self.logs.increments(self.name) if to == STORE else self.logs.inbox(to)
             box.append(blob, count=len(mine), lane=Lane.CONTROL, **who)
         if speaks:
-            self.logs.outbox(self.name).append(wire.pack(Said(said)), count=1, **who)
+            self.logs.outbox(self.name).append(wire.pack(OutboxEntry(said)), count=1, **who)
         if commits:
             self.batches.append(ends)
             self.planned = None
@@ -333,7 +333,7 @@ def test_what_cannot_be_restored_is_told_until_it_is_heard(house: House) -> None
             raise away.pop()
         heard.append((stage, notice))
 
-    house.role.hear = hear
+    house.role.notify = hear
     house.flow.gateway.refused["m7"] = "its records are gone"
     until(lambda: heard, "it to be heard")
     assert house.flow.save()

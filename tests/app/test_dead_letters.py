@@ -16,7 +16,7 @@ from tests.app.test_checkpointer import Sum
 from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Closed, Notice, Outgoing, Parked, Result, Said
+from whimbrel.core.record import Closed, Notice, OutboxEntry, Outgoing, Parked, Result
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles.gateway import GatewayRole
@@ -56,7 +56,7 @@ class House:
     def say(self, instance: str, results: list[Result], *notices: Notice) -> None:
         """What an instance writes to its outbox in one batch."""
         box = self.logs.outbox(instance)
-        blob = wire.pack(Said([Outgoing(results, list(notices))]))
+        blob = wire.pack(OutboxEntry([Outgoing(results, list(notices))]))
         assert box.append(blob, count=1, writer=instance, counter=box.tail()) is not None
         self.role.first.outlet.wake()
 

@@ -372,9 +372,9 @@ def test_a_tick_that_did_not_get_to_an_inbox_is_sent_though_nothing_else_comes(a
     world.fuse.error = lambda: Unavailable("the disk is full")
     with pytest.raises(Unavailable):
         world.gateway.tick(0)
-    assert not world.gateway.has_told_time, "or the end would be taken for quiet"
+    assert not world.gateway.has_sent_tick, "or the end would be taken for quiet"
     world.gateway.tick(1)
-    assert world.gateway.has_told_time
+    assert world.gateway.has_sent_tick
     assert [record.kind for record in world.inbox("s-1")] == [Kind.DATA, Kind.TICK]
 
 
@@ -404,14 +404,14 @@ def test_a_tick_tells_the_latest_event_time_seen_also_after_a_rebirth() -> None:
 def test_a_tick_that_tells_nothing_new_is_not_sent() -> None:
     """Or a stage with timers would have something to do for ever, and its run would never come to an end."""
     world = World()
-    assert world.gateway.has_told_time, "no record, no time"
+    assert world.gateway.has_sent_tick, "no record, no time"
     send(0, "a")(world)
     world.step = 7
     send(1, "a")(world)
-    assert not world.gateway.has_told_time
+    assert not world.gateway.has_sent_tick
     for counter in range(3):
         world.gateway.tick(counter)
-        assert world.gateway.has_told_time
+        assert world.gateway.has_sent_tick
     assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [7_000]
     send(2, "a")(world)
     world.gateway.tick(3)
@@ -419,7 +419,7 @@ def test_a_tick_that_tells_nothing_new_is_not_sent() -> None:
     world.step = 8
     send(3, "a")(world)
     world.reborn()
-    assert not world.gateway.has_told_time
+    assert not world.gateway.has_sent_tick
     world.gateway.tick(4)
     assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [7_000, 8_000]
 
@@ -438,7 +438,7 @@ def test_where_events_have_no_time_of_their_own_the_clock_goes_on_without_them()
     )
     for world.step in (3, 4):
         gateway.tick(world.step)
-        assert gateway.has_told_time
+        assert gateway.has_sent_tick
     assert [r.event_us for r in world.inbox("s-1") if r.kind == Kind.TICK] == [3_000, 4_000]
 
 

@@ -69,7 +69,7 @@ class House:
         self.stage = self.control.stages["sum"]
         self.hands = {name: Hand(self.logs, name) for name in self.stage.coordinator.sites}
         self.control.orchestrator.start()
-        self.control.chores.tell_places()
+        self.control.chores.send_places()
         self.role.start()
 
     def site(self) -> Any:
@@ -84,7 +84,7 @@ class House:
         )
 
     def hear(self, stage: str, notice: Any) -> None:
-        self.control.hear(stage, notice)
+        self.control.receive(stage, notice)
 
     def clock(self) -> int:
         return self.now

@@ -106,7 +106,7 @@ class House:
         for notice in notices:
             marker = {Ready: "BEGIN", Aborted: "ABORT"}.get(type(notice), "CUTOVER")
             until(lambda notice=notice, marker=marker: marker in self.said(notice.instance), marker)  # type: ignore[misc]
-            self.orchestrator.hear("s", notice)
+            self.orchestrator.receive("s", notice)
 
     def phase(self, id: str = "m1") -> str:
         return self.coordinator.migrations[id].phase
@@ -188,7 +188,7 @@ def test_an_order_whose_commands_were_never_carried_out_is_carried_out_by_the_su
 
 def test_a_notice_about_a_migration_that_nobody_ordered_is_an_error_and_changes_nothing(house: House) -> None:
     with pytest.raises(UnknownName, match="unknown migration 'm1'"):
-        house.orchestrator.hear("s", READY[0])
+        house.orchestrator.receive("s", READY[0])
     assert house.journal.migrations() == []
 
 
@@ -328,7 +328,7 @@ def test_the_time_of_a_turn_that_has_not_begun_survives_a_restart(house: House, 
 
 def test_who_has_been_a_standby_has_no_deadline_also_after_a_restart(house: House) -> None:
     handle = house.migrate("replicate", deadline=60.0, standby=True)
-    house.orchestrator.hear("s", Warm("m1", "s-2", 0, 1))
+    house.orchestrator.receive("s", Warm("m1", "s-2", 0, 1))
     assert handle.wait_warm(5).outcome == "standby"
     house.now += 3_600_000_000
     house.restart()
@@ -525,7 +525,7 @@ def test_a_turn_that_was_due_when_the_orchestrator_died_begins_with_its_successo
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.migrate("fluid", plan=TURNS)
-    monkeypatch.setattr(house.orchestrator, "_tell_due", lambda stage: None)
+    monkeypatch.setattr(house.orchestrator, "_handle_due", lambda stage: None)
     house.hear(*through("m1/1"))
     assert [house.phase(id) for id in ("m1/1", "m1/2")] == ["done", "ordered"]
     house.restart()
@@ -603,7 +603,7 @@ def test_every_piece_of_a_later_turn_has_the_time_of_its_order(house: House, mom
 def test_the_turns_that_an_abort_cancels_are_each_told_once(house: House) -> None:
     ids = house.migrate("fluid", EVERYTHING, step=128).ids
     assert len(ids) == 8
-    house.orchestrator.tell("s", ids[1], Abandoned("enough"))
+    house.orchestrator.handle("s", ids[1], Abandoned("enough"))
     assert [house.phase(id) for id in ids] == ["holding", *["aborted"] * 7]
     assert [len(house.coordinator.migrations[id].story) for id in ids] == [1] * 8
 

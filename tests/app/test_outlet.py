@@ -16,7 +16,18 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import Selection
 from whimbrel.core.options import RestoreOptions
-from whimbrel.core.record import Checkpointed, Closed, Move, Notice, Opened, Outgoing, Parked, Ready, Result, Said
+from whimbrel.core.record import (
+    Checkpointed,
+    Closed,
+    Move,
+    Notice,
+    Opened,
+    OutboxEntry,
+    Outgoing,
+    Parked,
+    Ready,
+    Result,
+)
 from whimbrel.egress.outlet import Outlet, Word
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
@@ -40,7 +51,7 @@ def results(key: str, epoch: int, *seqs: int) -> list[Result]:
 
 def said(*groups: tuple[list[Result], list[Notice]]) -> bytes:
     """An outbox entry: what each group of one micro-batch said."""
-    return wire.pack(Said([Outgoing(*group) for group in groups]))
+    return wire.pack(OutboxEntry([Outgoing(*group) for group in groups]))
 
 
 BEGUN = 3

@@ -170,8 +170,8 @@ def run_there_unjournalled(house: House) -> None:
     house.orchestrator.stop()
     house.relocate()
     house.sites["cloud"].stop("s-1")
-    house.orchestrator.tell("s", "m1", Stopped())
-    house.orchestrator.tell("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
+    house.orchestrator.handle("s", "m1", Stopped())
+    house.orchestrator.handle("s", "m1", Copied(house.sites["edge"].take("s-1", "cloud")))
     house.sites["edge"].start("s-1")
 
 
@@ -220,10 +220,10 @@ def test_a_successor_finishes_the_relocation(house: House, died_in: str) -> None
     house.relocate()
     if died_in != "stopping":
         house.sites["cloud"].stop("s-1")
-        house.orchestrator.tell("s", "m1", Stopped())
+        house.orchestrator.handle("s", "m1", Stopped())
     if died_in == "starting":
         size = house.sites["edge"].take("s-1", "cloud")
-        house.orchestrator.tell("s", "m1", Copied(size))
+        house.orchestrator.handle("s", "m1", Copied(size))
     assert house.orchestrator.migration("s", "m1").phase == died_in
     house.end()
     house.begin(running=False)

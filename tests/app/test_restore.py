@@ -88,7 +88,7 @@ def house(tmp_path: Path) -> Iterator[Checkpointed]:
 
 def tell(house: Checkpointed, *notices: Any) -> None:
     for notice in notices:
-        house.orchestrator.hear("s", notice)
+        house.orchestrator.receive("s", notice)
 
 
 def test_a_restoration_is_fenced_loaded_and_replayed_and_has_its_figures(house: Checkpointed) -> None:
@@ -255,7 +255,7 @@ def test_an_attempt_that_was_abandoned_is_neither_fenced_nor_loaded_any_more(hou
     migration = house.restore()
     until(lambda: house.phase() == phase and house.orchestrator.waiting_of("s"), f"{phase} to fail")
     before = list(house.fences)
-    house.orchestrator.tell("s", "m1", Abandoned("enough"))
+    house.orchestrator.handle("s", "m1", Abandoned("enough"))
     refusals.clear()
     until(lambda: house.said("s-2", Lane.CONTROL) == ["ABORT"], "what comes behind it")
     assert (house.fences, house.loads, migration.reason) == (before, [], "enough")

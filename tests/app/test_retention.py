@@ -35,7 +35,7 @@ class House(Usual):
         (id,), (migration,) = handle.ids, handle.migrations
         source, to = migration.move.source, migration.move.destination
         for notice in (Ready(id, to, 0, 1), Left(id, source, 0, 1), Opened(id, to, 0, 1)):
-            self.orchestrator.hear("s", notice)
+            self.orchestrator.receive("s", notice)
         handle.wait(30)
 
     def settle(self, count: int) -> None:
@@ -96,7 +96,7 @@ def test_a_notice_of_a_forgotten_migration_comes_too_late(house: House) -> None:
     for _ in range(5):
         house.move("a")
     house.settle(3)
-    house.orchestrator.hear("s", Opened("m1", "s-2", 0, 1))
+    house.orchestrator.receive("s", Opened("m1", "s-2", 0, 1))
     assert house.orchestrator.error is None
 
 

@@ -89,10 +89,10 @@ def test_a_migration_runs_to_its_end_while_another_stages_checkpoint_is_copied(h
     quick = house.migrate_other()
     (id,) = quick.ids
     until(lambda: house.said_to == [("t", "Begin")], "the other stage's BEGIN")
-    house.orchestrator.hear("t", Ready(id, "t-2", 0, 1))
+    house.orchestrator.receive("t", Ready(id, "t-2", 0, 1))
     until(lambda: house.said_to[1:] == [("t", "Cutover")], "the other stage's CUTOVER")
     for notice in (Left(id, "t-1", 0, 1), Opened(id, "t-2", 0, 1)):
-        house.orchestrator.hear("t", notice)
+        house.orchestrator.receive("t", notice)
     assert quick.wait(0).outcome == "done"
     assert slow.outcome == "copying"
     house.gate.set()

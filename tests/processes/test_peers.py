@@ -28,7 +28,7 @@ def test_silence_makes_suspect_then_dead_and_a_beat_alive_again() -> None:
     for moment, beats in [(5, False), (6, True), (8.9, False), (9, False), (15.9, False), (16, False), (17, True)]:
         clock.now = 100 + moment
         if beats:
-            peer.heard("life", "http://there")
+            peer.note_beat("life", "http://there")
         states.append(peer.state)
     assert states == ["unheard", "unheard", "alive", "alive", "suspect", "suspect", "dead", "alive"]
     assert peer.url() == "http://there"
@@ -56,18 +56,18 @@ def beat(url: str) -> SiteBeat:
 def test_a_site_is_as_it_last_said() -> None:
     site = RemoteSite("edge-1", "secret")
     assert (site.status(), site.failed()) == (SiteStatus(), {})
-    site.heard(beat(nobody()))
+    site.note_beat(beat(nobody()))
     assert site.status().instances["s-1"].period_ms == 500
     assert site.failed() == {"s-2": "x"}
 
 
 def test_nothing_runs_at_a_site_that_is_gone_and_has_been_for_long() -> None:
     site = RemoteSite("edge-1", "secret", suspect=50, dead=100)
-    site.heard(beat(nobody()))
+    site.note_beat(beat(nobody()))
     with pytest.raises(Unavailable):
         site.stop("s-1")
     dead = RemoteSite("edge-1", "secret", suspect=0, dead=0)
-    dead.heard(beat(nobody()))
+    dead.note_beat(beat(nobody()))
     dead.stop("s-1")
     with pytest.raises(Unavailable):
         dead.start("s-1")
@@ -77,7 +77,7 @@ def test_nothing_runs_at_a_site_that_is_gone_and_has_been_for_long() -> None:
 def test_the_gateway_is_as_it_last_said() -> None:
     gateway = RemoteGateway("secret")
     assert gateway.status() == GatewayStatus()
-    gateway.heard(GatewayBeat("life", nobody(), GatewayStatus(sent=5)))
+    gateway.note_beat(GatewayBeat("life", nobody(), GatewayStatus(sent=5)))
     assert gateway.status().sent == 5
     with pytest.raises(Unavailable):
         gateway.save("s")
@@ -90,7 +90,7 @@ def test_who_was_never_heard_has_more_time_until_it_is_gone_and_who_was_away_for
     assert (peer.state, peer.is_gone) == ("dead", False)
     clock.now += START
     assert peer.is_gone
-    peer.heard("life", "http://there")
+    peer.note_beat("life", "http://there")
     clock.now += 11
     assert (peer.state, peer.is_gone) == ("dead", True)
     peer.forgive()
@@ -102,7 +102,7 @@ def test_a_call_to_a_site_that_dies_meanwhile_is_given_up_and_it_is_not_asked_ag
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
         site = RemoteSite("edge-1", "secret", suspect=0.1, dead=0.5)
-        site.heard(beat(url))
+        site.note_beat(beat(url))
         with pytest.raises(Retry, match="is dead: it has not answered") as raised:
             site.start("s-1")
         assert not isinstance(raised.value, Unavailable), "it may have happened"

@@ -21,7 +21,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable, UnknownName
 from whimbrel.core.names import site_role
 from whimbrel.core.protocols import machine
-from whimbrel.core.record import Kind, Left, Opened, Outgoing, Ready, Result, Said
+from whimbrel.core.record import Kind, Left, Opened, OutboxEntry, Outgoing, Ready, Result
 from whimbrel.deploy.deployment import Deployment
 from whimbrel.deploy.gateway import GatewayProcess
 from whimbrel.deploy.orchestrator import OrchestratorProcess
@@ -131,7 +131,10 @@ class House:
         """What an instance of this name writes to its outbox in one batch."""
         outgoing = Outgoing([one for one in said if isinstance(one, Result)], [n for n in said if isinstance(n, KINDS)])
         box = EmbeddedLog(self.data / "logs" / f"outbox-{instance}.db")
-        assert box.append(wire.pack(Said([outgoing])), count=1, writer="by hand", counter=next(self._batch)) is not None
+        assert (
+            box.append(wire.pack(OutboxEntry([outgoing])), count=1, writer="by hand", counter=next(self._batch))
+            is not None
+        )
 
     def heard(self, instance: str) -> list[str]:
         """The markers in an inbox."""

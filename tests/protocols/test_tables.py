@@ -160,7 +160,7 @@ def test_every_phase_can_be_reached_and_left(protocol: Protocol) -> None:
             for variant in variants(event):
                 subject = migration(protocol, phase)
                 if phase not in (ORDERED, DONE, ABORTED):  # the other side has said its part
-                    subject.heard = {said: machine.Heard(1, {0}) for said in ("Left a", "Opened b", "Ready b")}
+                    subject.received = {said: machine.Received(1, {0}) for said in ("Left a", "Opened b", "Ready b")}
                 machine.handle(protocol, subject, variant)
                 if subject.phase not in reached:
                     reached.add(subject.phase)
@@ -533,9 +533,9 @@ def test_the_lost_one_may_come_back_at_any_time() -> None:
     tell = Told("restore")
     for event in (Ordered(), Fenced(), Loaded(), notice(Ready, "b"), notice(Opened, "b")):
         tell(event)
-        assert not tell.migration.has_heard(Evicted, "a")
+        assert not tell.migration.has_received(Evicted, "a")
     assert tell(notice(Evicted, "a")) == (DONE, [])
-    assert tell.migration.has_heard(Evicted, "a")
+    assert tell.migration.has_received(Evicted, "a")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)

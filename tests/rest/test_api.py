@@ -244,7 +244,7 @@ def test_an_order_that_was_refused_may_be_given_again_under_its_name(tmp_path: P
         assert problem(house.post("/migrations", wanted, "mine"))[:2] == (409, "Conflict")
         aborted = house.post("/migrations/m1/abort", {"reason": "changed my mind"})
         assert aborted.json()["reason"] == "changed my mind"
-        house.app.control.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
+        house.app.control.orchestrator.receive("count", Aborted("m1", "count-1", 0, 1))
         assert house.post("/migrations", wanted, "mine").json()["ids"] == ["m2"]
 
 

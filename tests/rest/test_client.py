@@ -54,7 +54,7 @@ def finish(house: House, id: str) -> None:
     """Let a live move come to its end, as its instances would."""
     move = house.app.control.orchestrator.migration("count", id).move
     for notice in (Ready(id, move.destination, 0, 1), Left(id, move.source, 0, 1), Opened(id, move.destination, 0, 1)):
-        house.app.control.orchestrator.hear("count", notice)
+        house.app.control.orchestrator.receive("count", notice)
 
 
 # ── Looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +105,7 @@ def test_a_move_that_is_waited_for_and_told(house: House, client: wb.Client) -> 
 def test_a_move_that_is_called_off(house: House, client: wb.Client) -> None:
     handle = client.migrate("count", to="edge-1", share=0.5, deadline=60.0, budget=1000)
     assert handle.abort("changed my mind") is handle
-    house.app.control.orchestrator.hear("count", Aborted("m1", "count-1", 0, 1))
+    house.app.control.orchestrator.receive("count", Aborted("m1", "count-1", 0, 1))
     assert handle.wait(10).outcome == "aborted"
     assert [migration.reason for migration in client.migrations()] == ["changed my mind"]
     assert client.handle("m1").abort("once more").outcome == "aborted"
@@ -128,7 +128,7 @@ def test_a_standby_takes_over_when_told(house: House, client: wb.Client) -> None
         handle.take_over()
     with pytest.raises(wb.Refused, match="no standby is waiting"):
         client.take_over("m1")
-    house.app.control.orchestrator.hear("count", Warm("m1", "count-2", 0, 1))
+    house.app.control.orchestrator.receive("count", Warm("m1", "count-2", 0, 1))
     assert handle.wait_warm(10).outcome == "standby"
     assert handle.take_over().outcome not in ("standby", "aborted")
     assert client.take_over("m1").phase == handle.outcome, "told before: nothing happens"

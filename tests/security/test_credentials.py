@@ -63,7 +63,7 @@ def test_a_process_speaks_in_its_own_name_alone(house: House) -> None:
     refused: list[Callable[[], None]] = [
         lambda: cloud.beat(beat(house, "edge-1")),
         lambda: cloud.beat(GatewayBeat("life", "http://127.0.0.1:1", GatewayStatus())),
-        lambda: cloud.hear("count", NOTICE),
+        lambda: cloud.receive("count", NOTICE),
         lambda: gateway.beat(beat(house, "cloud")),
     ]
     for call in refused:

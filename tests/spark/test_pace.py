@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.spark.rig import Running
 from whimbrel.core import wire
-from whimbrel.core.record import Kind, Said
+from whimbrel.core.record import Kind, OutboxEntry
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
 from whimbrel.log.readers import INSTANCE, Offset
 from whimbrel.spark.processor import MESSAGES, URGENT
@@ -184,7 +184,7 @@ def test_a_start_resets_the_position_to_where_its_checkpoint_stands(
     (checkpoint / "metadata").write_text('{"id": "x"}')
     for batch, offset in enumerate(['{"data": 4, "control": 1}', '{"data": 7, "control": 2}']):
         (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
-        outbox.append(wire.pack(Said([])), count=0, writer="a@x", counter=batch)
+        outbox.append(wire.pack(OutboxEntry([])), count=0, writer="a@x", counter=batch)
     for batch in commits:
         (checkpoint / "commits" / str(batch)).touch()
     spec = InstanceSpec("a", "stage", Running(), pa.schema([]))

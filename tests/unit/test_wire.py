@@ -11,7 +11,7 @@ from tests.unit.records import key_state, move, part
 from whimbrel.core import delta, gate, router, wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Stop
 from whimbrel.core.moves import Moves
-from whimbrel.core.protocols.machine import Heard, Migration, StoryLine
+from whimbrel.core.protocols.machine import Migration, Received, StoryLine
 from whimbrel.core.record import (
     Barrier,
     Closed,
@@ -46,7 +46,7 @@ MESSAGES: list[Any] = [
     Barrier(7),
     Sending("a", "b", "a@c", 3, b"posts"),
     Outgoing([Result("k", 1, 7, 0, 5, 6, {"n": 1, "text": "x", "none": None, "list": [1.5, True]})], NOTICES),
-    Migration(MOVE, "cloud", "edge", "copying", {"Ready b": Heard(2, {0})}, None, [StoryLine("ordered", "Ordered", 3)]),
+    Migration(MOVE, "cloud", "edge", "copying", {"Left": Received(2, {0})}, None, [StoryLine("ordered", "Ordered", 3)]),
     router.Snapshot((["cloud"] * 3, {"k": "edge"}), ([0, 1, 2], {}), ["m1"]),
     gate.Snapshot(([0, 1], {"k": 2}), [Result("k", 2, 0, 0, 0, 0, {})], 4),
     delta.Delta({"k": key_state(1, "x"), "gone": None}, {"w": None}, {"c": None}, {"r": 7}, b"moves"),

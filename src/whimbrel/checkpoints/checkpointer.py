@@ -154,7 +154,7 @@ class Checkpointer:
         """
         owner = self.store.owner(self.stage)
         if owner is None:
-            owner = Owner(self._run_name, 0 if self._number < 0 else self._tell(anew=True) * codec.ROWS)
+            owner = Owner(self._run_name, 0 if self._number < 0 else self._order_increment(anew=True) * codec.ROWS)
             self.store.claim(self.stage, owner)
         if owner.run != self._run_name:
             raise Refused(
@@ -163,7 +163,7 @@ class Checkpointer:
             )
         return owner.since
 
-    def _tell(self, *, anew: bool = False) -> int:
+    def _order_increment(self, *, anew: bool = False) -> int:
         self._number += 1
         self._ordered = (
             self._gateway.order_checkpoint(self._number, msgspec.structs.replace(self._barrier, anew=anew)) or 0
@@ -181,7 +181,7 @@ class Checkpointer:
         is_due = self._idle % PERSISTENCE == 0 and not self._gateway.has_saved
         if self._is_asked.is_set() or is_due:
             self._is_asked.clear()
-            self._tell()
+            self._order_increment()
 
     def _uploader(self, name: str) -> Uploader:
         spool, parts = self._spool_of(name), self._parts_of(name)

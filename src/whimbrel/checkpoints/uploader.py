@@ -54,7 +54,7 @@ class Uploader:
         increment that belongs there; older ones, made for another store, are dropped."""
         self.stage, self.instance, self.parts = stage, instance, parts
         self.spool, self.store, self._committed, self._since = spool, store, committed, since
-        self._read, self._heard = spool.head(), spool.head(Lane.CONTROL)
+        self._read, self._confirmed = spool.head(), spool.head(Lane.CONTROL)
         self._assembly = Assembly()
         self._open: dict[int, list[_Open]] = {part: [] for part in range(parts)}
         """By part: its increments in order; only the last one may be incomplete."""
@@ -63,9 +63,10 @@ class Uploader:
 
     def step(self) -> None:
         """Upload everything in the spool. If it raises `Retry`, the next step continues from there."""
-        heard = self.spool.confirmed(self._heard)  # before the messages: those of the confirmed are there by then
-        self._due += heard
-        self._heard += len(heard)
+        # Before the messages: those of the confirmed increments are there by then.
+        confirmed = self.spool.confirmed(self._confirmed)
+        self._due += confirmed
+        self._confirmed += len(confirmed)
         self._put_full()
         while (messages := self.spool.messages(self._read)) is not None:
             self._take(messages)
@@ -74,7 +75,7 @@ class Uploader:
             self._commit(self._due[0])
             del self._due[0]
         open_at = (one.position for increments in self._open.values() for one in increments)
-        self.spool.trim(min([self._read, *open_at]), self._heard)
+        self.spool.trim(min([self._read, *open_at]), self._confirmed)
 
     # ── Input ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -121,7 +121,7 @@ class Coordinator:
     def _is_settled(self, migration: Migration) -> bool:
         if migration.phase != ABORTED or migration.move.relocates or migration.ended_by:
             return migration.is_over
-        return not migration.has_begun or migration.has_heard(Aborted, migration.move.destination)
+        return not migration.has_begun or migration.has_received(Aborted, migration.move.destination)
 
     # ── Life cycle ───────────────────────────────────────────────────────────────────────────────────────────────
 

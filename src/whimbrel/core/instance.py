@@ -72,7 +72,7 @@ class Instance:
         self._timed = uses_timers(operator)
         self._moved = False
         """Whether the batch has changed the state of a move."""
-        self._told = 0
+        self._written = 0
         """The change count of the epochs when they were last written to a delta."""
 
     # ── A batch ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,8 +333,8 @@ class Instance:
         delta = self.table.take_delta()
         delta.positions = self.positions
         if self._moved or self.moves.are_open:
-            self.moves.epochs = self.epochs.dump() if self.epochs.changes != self._told else None
-            self._told = self.epochs.changes
+            self.moves.epochs = self.epochs.dump() if self.epochs.changes != self._written else None
+            self._written = self.epochs.changes
             delta.moves = wire.encode(self.moves)
             self._moved = False
         return packed(delta, limit)

@@ -63,7 +63,7 @@ class Losses:
         selection = coordinator.table.owners.select(lost)
         for other in ends:
             selection = selection.union(other.move.selection)
-        before = [other.move for other in self.attempts.get(lost, ()) if self._is_unheard(other)]
+        before = [other.move for other in self.attempts.get(lost, ()) if self._is_unconfirmed(other)]
         known = [coordinator.table.next_epoch(selection), *(other.move.epoch + 1 for other in ends)]
         move = Move(
             id=id,
@@ -94,18 +94,18 @@ class Losses:
         them."""
         here = move.destination
         for one in (one for attempts in list(self.attempts.values()) for one in attempts):
-            is_held = one.phase == DONE and here in one.move.parties and not one.has_heard(Evicted, here)
+            is_held = one.phase == DONE and here in one.move.parties and not one.has_received(Evicted, here)
             if is_held and one.move.selection.overlaps(move.selection):
                 raise Conflict(
                     f"{here} has not yet dropped what it had of these keys before {one.move.id} restored them "
                     "elsewhere; order it again when it has"
                 )
 
-    def _is_unheard(self, restoration: Migration) -> bool:
+    def _is_unconfirmed(self, restoration: Migration) -> bool:
         """Whether an attempt to restore an instance was aborted before all parties dropped its keys."""
         if restoration.phase != ABORTED or restoration.ended_by or not restoration.has_begun:
             return False
-        return not all(restoration.has_heard(Evicted, name) for name in restoration.move.parties)
+        return not all(restoration.has_received(Evicted, name) for name in restoration.move.parties)
 
     # ── Which instances are lost ─────────────────────────────────────────────────────────────────────────────────
 
@@ -113,7 +113,7 @@ class Losses:
         """Instances that are being restored elsewhere, or have been and have not come back since."""
         # Only the last attempt counts: an earlier one may have been aborted before any party received it.
         last = self._last_attempts()
-        away = {name for name, migration in last.items() if not migration.has_heard(Evicted, name)}
+        away = {name for name, migration in last.items() if not migration.has_received(Evicted, name)}
         return away.union(self.interrupted())
 
     def interrupted(self) -> list[str]:
@@ -180,8 +180,8 @@ class Losses:
         if not (is_last or restoration.phase == DONE):
             return False
         sites = self._coordinator.sites
-        is_heard = all(restoration.has_heard(Evicted, name) for name in move.parties if name in sites)
-        return not is_heard or (is_last and self._is_orphaned(restoration))
+        is_confirmed = all(restoration.has_received(Evicted, name) for name in move.parties if name in sites)
+        return not is_confirmed or (is_last and self._is_orphaned(restoration))
 
 
 def _is_ended(migration: Migration, restoration: Move) -> bool:

@@ -427,7 +427,7 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of state that the part holds."""
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
     """An outbox entry: the output of an instance for a micro-batch, and the range of its inbox that the batch applied.
 
     The ranges of consecutive entries are adjacent. An entry that begins before the end of the last one was written by a

@@ -160,7 +160,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         left = sorted(key for key in instance.table.waiting if self.takes(key) and key not in instance.table.entries)
         backlog = {key: self._backlog(instance, key) for key in left}
         self.parcels.pack(instance, self.move, loads, out, backlog, self.ticks)
-        self._tell(instance, out)
+        self._report(instance, out)
         if self.needed or self.rest or self.parcels.cutter.key:
             out.messages.append(instance.message(instance.name, Kind.WAKE))
 
@@ -246,7 +246,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         """Drop a key that has been shipped."""
         instance.table.drop([key])
 
-    def _tell(self, instance: Instance, out: Emissions) -> None:
+    def _report(self, instance: Instance, out: Emissions) -> None:
         """Report the units and keys of which no state will follow, and send PASSED and SHIPPED when due."""
         leaving = filter(None, (*self.needed, *self.rest, self.parcels.cutter.key)) if self.asked else ()
         under_way = {unit_of(key, units_of(self.move).split) for key in leaving}

@@ -93,7 +93,7 @@ class App:
                 logs,
                 self._places,
                 JournalReader(data / JOURNAL),
-                self._hear,
+                self._notify,
                 wall_us,
                 keep=keep,
                 max_backlog=max_backlog,
@@ -140,7 +140,7 @@ class App:
 
     def _start(self) -> None:
         self.control.orchestrator.recover()
-        self.control.chores.tell_places()
+        self.control.chores.send_places()
         self.links.start()
         self.gateway.start()
         for name, site in self.sites.items():
@@ -255,8 +255,8 @@ class App:
     def _site_of(self, instance: str) -> str:
         return self.control.stages[stage_of(instance)].coordinator.sites[instance]
 
-    def _hear(self, stage: str, notice: Report) -> None:
-        self.control.orchestrator.hear(stage, notice)
+    def _notify(self, stage: str, notice: Report) -> None:
+        self.control.orchestrator.receive(stage, notice)
 
     def _wake(self, stage: str) -> None:
         self.gateway.flows[stage].outlet.wake()

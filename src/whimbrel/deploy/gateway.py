@@ -39,7 +39,7 @@ class GatewayProcess:
             self.logs,
             self.journal,
             JournalReader(data / JOURNAL),
-            self._orchestrator.hear,
+            self._orchestrator.receive,
             wall_us,
             keep=deployment.keep,
             max_backlog=deployment.max_backlog,

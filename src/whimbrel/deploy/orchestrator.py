@@ -97,9 +97,9 @@ class RemoteControl(Control):
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Receive a heartbeat."""
         if isinstance(beat, GatewayBeat):
-            self.gateway.heard(beat)
+            self.gateway.note_beat(beat)
         elif beat.name in self.sites:
-            self.sites[beat.name].heard(beat)
+            self.sites[beat.name].note_beat(beat)
         else:
             raise UnknownName("site", beat.name, list(self.sites))
 
@@ -134,7 +134,7 @@ class RemoteControl(Control):
         """Initialise restarted processes, and stop instances that run where they must not."""
         if self.gateway.peer.life != self._greeted.get(""):
             self._greeted[""] = self.gateway.peer.life
-            self.chores.forget_told("")
+            self.chores.forget_sent("")
         for name, site in self.sites.items():
             with suppress(Retry):  # it is unreachable now: retried in the next period
                 if site.peer.life is not None and site.peer.life != self._greeted.get(name):
@@ -162,8 +162,8 @@ class RemoteControl(Control):
 
     def _greet(self, name: str, site: RemoteSite) -> None:
         life = site.peer.life
-        self.chores.forget_told(name)
-        self.chores.tell_places()
+        self.chores.forget_sent(name)
+        self.chores.send_places()
         with site.starting:
             for instance in self.instances_at(name):
                 with suppress(Stale):  # the site reports it

@@ -31,7 +31,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, Parked, Result, Said
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, OutboxEntry, Parked, Result
 from whimbrel.egress.sinks import Mark, Sink, Unfit
 from whimbrel.log.backoff import Backoff
 from whimbrel.log.chunks import chunk
@@ -63,7 +63,7 @@ class Commit(msgspec.Struct):
     gate: bytes
     marks: list[Mark]
     delivered: int
-    untold: list[Numbered] = []
+    pending: list[Numbered] = []
     number: int = 0
     """The number of the next notice."""
 
@@ -76,16 +76,16 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Word, int], None],
+        send_notice: Callable[[Word, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
         uptime: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`outboxes` may grow while it runs. `hear` receives each notice with its number, after the commit of both:
-        numbers only grow, and a notice that is repeated after a crash has the same number. `hear` raises `Retry` if
-        its receiver is unreachable. A `Checkpointed` is passed on when the gate has confirmed it. `keep` replaces
+        """`outboxes` may grow while it runs. `send_notice` receives each notice with its number, after the commit of
+        both: numbers only grow, and a notice that is repeated after a crash has the same number. It raises `Retry` if
+        the receiver is unreachable. A `Checkpointed` is passed on when the gate has confirmed it. `keep` replaces
         `save` if there is a central store. `uptime`: monotonic seconds."""
         self._keep = keep
         self.reached: dict[str, int] = {}
@@ -99,13 +99,13 @@ class Outlet:
         self._fences: list[tuple[Move, Callable[[], None]]] = []
         """Fences to raise, each with a callback for when it is durable."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
-        self._hear, self._save, self._clock_us, self._watch = hear, save, clock_us, watch
+        self._send_notice, self._save, self._clock_us, self._watch = send_notice, save, clock_us, watch
         self.gate = Gate()
         self.positions: dict[str, int] = {}
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: the bytes of state in the part's last output."""
-        self._telling = Backoff(f"sending the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
+        self._notice_backoff = Backoff(f"sending the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
         self._patience = max((sink.patience for sink in sinks), default=0.0)
         self._uptime = uptime
         self._committed = uptime()
@@ -113,9 +113,9 @@ class Outlet:
         """`_has_begun`: whether the notices that the last commit left pending have been sent. `_is_torn`: whether the
         last step has failed half way."""
         self._dirty: dict[str, int] = {}
-        self._untold: list[Numbered] = []
+        self._pending: list[Numbered] = []
         self._number = 0
-        self._told = False
+        self._has_sent = False
         """A notice was sent since the last commit, and would be sent again after a crash."""
 
     def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
@@ -145,7 +145,7 @@ class Outlet:
             saved = wire.unpack(blob, Commit)
             self.positions, self.delivered = saved.positions, saved.delivered
             self.gate.restore(saved.gate)
-            self._untold, self._number = saved.untold, saved.number
+            self._pending, self._number = saved.pending, saved.number
         for sink, mark in zip(self.sinks, self._marks(blob), strict=True):
             sink.open(mark)
 
@@ -165,7 +165,7 @@ class Outlet:
     @property
     def is_idle(self) -> bool:
         """Whether everything in the outboxes has been delivered."""
-        return not self._untold and all(self.has_delivered(name) for name in list(self.outboxes))
+        return not self._pending and all(self.has_delivered(name) for name in list(self.outboxes))
 
     @property
     def is_committed(self) -> bool:
@@ -180,7 +180,7 @@ class Outlet:
     def step(self, *, closing: bool = False) -> bool:
         """Deliver new results, commit if due, send committed notices; return whether there was anything new.
 
-        `closing`: commit everything, because no later step will. Raises what outboxes, sinks, `save` and `hear`
+        `closing`: commit everything, because no later step will. Raises what outboxes, sinks, `save` and `send_notice`
         raise; then the next step begins at the last commit.
         """
         try:
@@ -192,11 +192,11 @@ class Outlet:
             worked = self._pass()
             if self._fences:
                 self._raise_fences()
-            if self._dirty and (closing or self._untold or self._uptime() - self._committed >= self._patience):
+            if self._dirty and (closing or self._pending or self._uptime() - self._committed >= self._patience):
                 self._commit()
             if not self._dirty:
-                self._tell()
-            if closing and not worked and self._told:
+                self._send_pending()
+            if closing and not worked and self._has_sent:
                 self._commit()
         except Exception:
             self._is_torn = True
@@ -206,7 +206,7 @@ class Outlet:
     def _begin(self) -> None:
         if self._last is None:
             self._commit()  # before any write: the files are this run's, even if it dies before the next commit
-        self._tell()
+        self._send_pending()
         self._has_begun = True
 
     def _go_back(self) -> None:
@@ -215,7 +215,7 @@ class Outlet:
             with suppress(OSError):  # it will receive again what it still had to write
                 sink.close()
         self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
-        self._untold, self._number = [], 0
+        self._pending, self._number = [], 0
         for key, seq in self._before.items():
             if seq is None:
                 del self.reached[key]
@@ -230,7 +230,7 @@ class Outlet:
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
             for entry in chunk(outbox, self.positions.get(name, outbox.head())):
-                for outgoing in wire.unpack(entry.blob, Said).outgoing:
+                for outgoing in wire.unpack(entry.blob, OutboxEntry).outgoing:
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED follows its results
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
@@ -271,7 +271,7 @@ class Outlet:
 
     def _release(self, notices: Sequence[Word]) -> None:
         """Queue notices for sending, and number them now: the gate may have held one back behind later ones."""
-        self._untold += zip(notices, count(self._number), strict=False)
+        self._pending += zip(notices, count(self._number), strict=False)
         self._number += len(notices)
 
     def _note(self, reached: dict[str, int]) -> None:
@@ -286,27 +286,27 @@ class Outlet:
         for move, _ in fences:
             self.gate.fence(move)
         self._commit()
-        self._tell()
+        self._send_pending()
         del self._fences[: len(fences)]
         for _, raised in fences:
             raised()
 
-    def _tell(self) -> None:
+    def _send_pending(self) -> None:
         """Send the committed notices, until the receiver is unreachable."""
-        while self._untold and self._telling.is_due:
+        while self._pending and self._notice_backoff.is_due:
             try:
-                self._hear(*self._untold[0])
+                self._send_notice(*self._pending[0])
             except Retry as error:
-                self._telling.failed(error)
+                self._notice_backoff.failed(error)
                 return
-            self._telling.succeeded()
-            del self._untold[0]
-            self._told = True
+            self._notice_backoff.succeeded()
+            del self._pending[0]
+            self._has_sent = True
 
     def _commit(self) -> None:
         marks: list[Mark] = [sink.commit() for sink in self.sinks]
         blob = wire.pack(
-            Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._untold, self._number)
+            Commit(self.positions, self.gate.snapshot(), marks, self.delivered, self._pending, self._number)
         )
         if self._keep is None:
             self._save(blob)
@@ -319,4 +319,4 @@ class Outlet:
             if name in self.outboxes:
                 # The last entry stays: its range is the instance's position in its inbox.
                 self.outboxes[name].trim(position - 1)
-        self._dirty, self._told, self._committed = {}, False, self._uptime()
+        self._dirty, self._has_sent, self._committed = {}, False, self._uptime()

@@ -29,14 +29,14 @@ class ThreadedOutlet(Outlet):
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        hear: Callable[[Word, int], None],
+        send_notice: Callable[[Word, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
     ) -> None:
         """As an `Outlet`."""
-        super().__init__(stage, outboxes, sinks, hear, save, clock_us, watch, keep)
+        super().__init__(stage, outboxes, sinks, send_notice, save, clock_us, watch, keep)
         self.error: Exception | None = None
         """The permanent error that has stopped it."""
         self.backoff = Backoff(f"the outlet of {stage}", LOGGER)

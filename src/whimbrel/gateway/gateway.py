@@ -106,7 +106,7 @@ class Gateway:
         """`_blank`: the initial routes. `_snapshot`: the router's last durable snapshot."""
         self._is_lost = False
         """The router failed: it may have routed half of an entry."""
-        self._latest_us = self._told_us = 0
+        self._latest_us = self._sent_us = 0
         self.sent = 0
         self.received = self.received_bytes = 0
         """Since this process started: records, and their bytes."""
@@ -229,9 +229,9 @@ class Gateway:
         latest event. Does nothing if they have it."""
         if self._wall_clock:
             self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
-        if not self.has_told_time:
+        if not self.has_sent_tick:
             with self._turn():  # flushes what a failed append left: there may never be another record
-                if self._told_us < self._latest_us:
+                if self._sent_us < self._latest_us:
                     self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
     def latest_allowed_us(self) -> int | None:
@@ -241,9 +241,9 @@ class Gateway:
         return self._clock.look(self._clock_us(), self._uptime()) + self._max_ahead_us
 
     @property
-    def has_told_time(self) -> bool:
+    def has_sent_tick(self) -> bool:
         """Whether the last tick is in the inboxes, and all that came before it."""
-        return not self._unsure and self._told_us >= self._latest_us
+        return not self._unsure and self._sent_us >= self._latest_us
 
     def _control(self, kind: Kind, body: bytes, event_us: int, writer: str, counter: int) -> int | None:
         with self._turn():
@@ -260,7 +260,7 @@ class Gateway:
 
     def _apply(self, record: Record) -> Routed:
         if record.kind == Kind.TICK:
-            self._told_us = record.event_us
+            self._sent_us = record.event_us
             return self.router.tick(record.seq, record.event_us, record.ingress_us)
         if record.kind == Kind.BARRIER:
             save = wire.unpack(record.body, Barrier)

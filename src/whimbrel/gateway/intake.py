@@ -81,7 +81,7 @@ class Intake:
         for column in filter(None, (key, event_time)):
             if column not in schema.names:
                 raise Refused(f"the source has no column {column!r}; it has: {', '.join(schema.names)}")
-        if event_time is not None and not _tells_time(schema.field(event_time).type):
+        if event_time is not None and not _is_time(schema.field(event_time).type):
             raise Refused(
                 f"{event_time!r} cannot be the event time: make it a timestamp, a date or microseconds (long)"
             )
@@ -146,7 +146,7 @@ def _python(field: pa.Field) -> Any:
     return Any
 
 
-def _tells_time(kind: pa.DataType) -> bool:
+def _is_time(kind: pa.DataType) -> bool:
     tests = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, pa.types.is_floating)
     return any(test(kind) for test in tests)
 

@@ -21,7 +21,7 @@ import msgspec
 from whimbrel.core import wire
 from whimbrel.core.errors import Diverged
 from whimbrel.core.increments import STORE
-from whimbrel.core.record import Emissions, Kind, Outgoing, Result, Said
+from whimbrel.core.record import Emissions, Kind, OutboxEntry, Outgoing, Result
 from whimbrel.log.codec import Content, encode_messages
 from whimbrel.log.contract import Appendable, Entry, Lane, Log
 from whimbrel.log.readers import Offset
@@ -44,7 +44,7 @@ class Carrier:
         """`operator`: its name, for errors. `encode` encodes messages into an inbox entry."""
         self._writer, self._outbox, self._inbox_of = writer, outbox, inbox_of
         self._operator, self._encode = operator, encode
-        self._last: Said | None = None
+        self._last: OutboxEntry | None = None
         """The last entry of the outbox, without its outgoing part; None: not looked up yet."""
 
     def carry(
@@ -67,11 +67,11 @@ class Carrier:
             self._outbox.append(blob, count=count, writer=self._writer(), counter=batch_id)
         except Diverged as error:
             raise Diverged(self._difference(batch_id, blob) or str(error)) from error
-        self._last = Said([], start, end, sent)
+        self._last = OutboxEntry([], start, end, sent)
 
-    def _before(self, batch_id: int, start: Offset) -> Said:
+    def _before(self, batch_id: int, start: Offset) -> OutboxEntry:
         """The last entry of the outbox, without its outgoing part. Raises `Diverged` if a new batch overlaps it."""
-        last = self._last or last_said(self._outbox)
+        last = self._last or last_entry(self._outbox)
         if batch_id <= self._outbox.counter(self._writer()):
             return last  # a replay: the log compares it
         if any(at < last.end.get(lane, 0) for lane, at in start.items()):
@@ -83,13 +83,13 @@ class Carrier:
 
     def _difference(self, batch_id: int, blob: bytes) -> str | None:
         """How the output of a replayed batch differs from the first run, if both can be compared."""
-        before, now = last_said(self._outbox), wire.unpack(blob, Said)
+        before, now = last_entry(self._outbox), wire.unpack(blob, OutboxEntry)
         if before.renewed or batch_id != self._outbox.counter(self._writer()):
             return None
         told = f"batch {batch_id} of {self._writer()} was repeated, and differs from the first time"
         if (before.start, before.end) != (now.start, now.end):
             return f"{told}: it applied {before.start} to {before.end} of its inbox, now {now.start} to {now.end}"
-        pairs = zip_longest(*([result for one in said.outgoing for result in one.results] for said in (before, now)))
+        pairs = zip_longest(*([result for one in entry.outgoing for result in one.results] for entry in (before, now)))
         for first, again in pairs:
             if first != again:
                 key = (first or again).key
@@ -132,16 +132,16 @@ def _shown(result: Result | None) -> str:
 
 
 def join_outgoing(encoded: Sequence[bytes], start: Offset, end: Offset, sent: dict[str, int] | None = None) -> bytes:
-    """Join the encoded `Outgoing`s of several parts into an outbox entry, `Said`, without decoding them."""
+    """Join the encoded `Outgoing`s of several parts into an outbox entry, `OutboxEntry`, without decoding them."""
     return wire.pack(([msgspec.Raw(one) for one in encoded], start, end, dict(sorted((sent or {}).items()))))
 
 
 def outgoing(entry: Entry) -> list[Outgoing]:
     """The content of an outbox entry: one `Outgoing` per part."""
-    return wire.unpack(entry.blob, Said).outgoing
+    return wire.unpack(entry.blob, OutboxEntry).outgoing
 
 
-def last_said(outbox: Log) -> Said:
+def last_entry(outbox: Log) -> OutboxEntry:
     """The last entry of an outbox; an empty one if there is none. The outlet never trims it."""
     tail = outbox.tail()
-    return wire.unpack(outbox.read(tail - 1)[0].blob, Said) if tail > outbox.head() else Said([])
+    return wire.unpack(outbox.read(tail - 1)[0].blob, OutboxEntry) if tail > outbox.head() else OutboxEntry([])

@@ -103,10 +103,10 @@ class IncrementSpool:
             with suppress(Trimmed):  # trimmed between the two calls: try again
                 return self._log.backlog(self._log.head())
 
-    def trim(self, position: int, heard: int) -> None:
-        """Drop messages below `position`, and confirmations below `heard`."""
+    def trim(self, position: int, confirmed: int) -> None:
+        """Drop messages below `position`, and confirmations below `confirmed`."""
         # In this order: the increment of a confirmation must exist as long as the confirmation does.
-        self._log.trim(heard, Lane.CONTROL)
+        self._log.trim(confirmed, Lane.CONTROL)
         self._log.trim(position)
         self._sweep()
 

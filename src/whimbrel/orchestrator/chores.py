@@ -31,7 +31,7 @@ class Chores:
         """`stages` may be filled later."""
         self._stages, self._sites, self._gateway, self._logs, self._data = stages, sites, gateway, logs, data
         self._placing = threading.Lock()
-        self._told: dict[str, dict[str, str]] = {}
+        self._sent: dict[str, dict[str, str]] = {}
         """By site, with the gateway as the empty name: the placement last sent to it."""
         self._cleared = False
         self._revived: set[str] = set()
@@ -39,7 +39,7 @@ class Chores:
         self.accept_loss: set[str] = set()
         """Instances that may start once from an empty checkpoint if theirs is gone."""
 
-    def tell_places(self) -> None:
+    def send_places(self) -> None:
         """Send the placement of all instances to each site and the gateway, unless already sent. An unreachable one
         receives it later."""
         with self._placing:
@@ -47,24 +47,24 @@ class Chores:
                 name: site for one in list(self._stages.values()) for name, site in [*one.coordinator.sites.items()]
             }
             for site, port in self._sites.items():
-                self._tell_places(site, places, partial(port.place, places))
-            self._tell_places("", places, self._place_stages)
+                self._send_places(site, places, partial(port.place, places))
+            self._send_places("", places, self._place_stages)
 
-    def _tell_places(self, who: str, places: dict[str, str], tell: Callable[[], None]) -> None:
-        if self._told.get(who) != places:
+    def _send_places(self, who: str, places: dict[str, str], send: Callable[[], None]) -> None:
+        if self._sent.get(who) != places:
             try:
-                tell()
-                self._told[who] = places
+                send()
+                self._sent[who] = places
             except Retry:
-                self._told.pop(who, None)
+                self._sent.pop(who, None)
 
     def _place_stages(self) -> None:
         for stage, control in self._stages.items():
             self._gateway.place(stage, list(control.coordinator.sites))
 
-    def forget_told(self, who: str) -> None:
+    def forget_sent(self, who: str) -> None:
         """A site, or the gateway (the empty name), has restarted and needs the placement again."""
-        self._told.pop(who, None)
+        self._sent.pop(who, None)
 
     def renew(self, instance: str) -> None:
         """Start an instance whose checkpoint is gone from an empty one, without the state of its keys."""
@@ -107,10 +107,10 @@ class Chores:
 
     def do(self) -> None:
         """Do the work that is due now."""
-        self.tell_places()
+        self.send_places()
         self._renew_stale()
         self._start_left_behind()
-        if "" in self._told:
+        if "" in self._sent:
             self._clear()
             for control in self._stages.values():
                 control.see_off()

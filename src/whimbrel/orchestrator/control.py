@@ -60,7 +60,7 @@ class Control:
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self.chores.do, self.chores.is_left_behind)
         for stage, shape in shapes.items():
             engaged = partial(self.orchestrator.engaged, stage)
-            instances = Instances(stage, journal, sites, engaged, self.chores.tell_places)
+            instances = Instances(stage, journal, sites, engaged, self.chores.send_places)
             first = RouteTable(next(iter(instances.sites)))
             coordinator = Coordinator(stage, first, instances.sites, frozenset({router_of(stage)}))
             self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
@@ -127,13 +127,13 @@ class Control:
     def abort(self, id: str, reason: str = "called off", *, by: str = "") -> None:
         """Abort a migration; its story records by whom. After its point of no return the migration completes
         instead."""
-        self.orchestrator.tell(self.migration(id).move.stage, id, Abandoned(visible(reason), by))
+        self.orchestrator.handle(self.migration(id).move.stage, id, Abandoned(visible(reason), by))
 
     def take_over(self, id: str, *, by: str = "") -> None:
         """Let a warm standby take over its keys. Idempotent. Raises `Refused` if no standby is waiting."""
         migration = self.migration(id)
         if migration.is_standby:
-            self.orchestrator.tell(migration.move.stage, id, Takeover(by))
+            self.orchestrator.handle(migration.move.stage, id, Takeover(by))
         elif not any(line.event.startswith(Takeover.__name__) for line in migration.story):
             raise Refused(
                 f"no standby is waiting here: {id} is {migration.phase}; "
@@ -223,9 +223,9 @@ class Control:
 
     # ── For the other roles ──────────────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, stage: str, notice: Report) -> None:
+    def receive(self, stage: str, notice: Report) -> None:
         """Handle a notice of an instance."""
-        self.orchestrator.hear(stage, notice)
+        self.orchestrator.receive(stage, notice)
 
     def is_settled(self) -> bool:
         """Whether no migration is under way, and all records sent are applied and their results delivered."""

@@ -97,7 +97,7 @@ class Decisions:
                 self._queue(migration, self.stages[migration.move.stage].adopt(migration))
                 self._note_deadline(migration, migration.left_s(self.now_us()))
             for stage in self.stages:
-                self._tell_due(stage)
+                self._handle_due(stage)
 
     def _note_deadline(self, migration: Migration, left: float | None) -> None:
         """Record the deadline of a migration that has begun: `left` seconds from now."""
@@ -145,7 +145,7 @@ class Decisions:
                 self._note_deadline(migration, deadline)
                 self._queue(migration, todo)
             for order in orders:
-                self._tell_due(order.stage)
+                self._handle_due(order.stage)
             return ids
 
     def _remember(self, planned: Sequence[Migration]) -> list[tuple[Coordinator, RouteTable, list[Migration]]]:
@@ -174,21 +174,23 @@ class Decisions:
             migration.story += [machine.StoryLine(machine.ORDERED, line, self.now_us()) for line in why]
         return planned
 
-    def hear(self, stage: str, notice: Report) -> None:
+    def receive(self, stage: str, notice: Report) -> None:
         """Handle a notice of an instance."""
         with self._changed:
             one = self.stages[stage]
             if notice.move in one.migrations or not (one.retired.count or isinstance(notice, Rejected | Unreadable)):
-                self.tell(stage, notice.move, notice)  # else it is forgotten; or what was refused did not name its move
+                self.handle(
+                    stage, notice.move, notice
+                )  # else it is forgotten; or what was refused did not name its move
 
-    def tell(self, stage: str, id: str, event: Event) -> None:
+    def handle(self, stage: str, id: str, event: Event) -> None:
         """Apply an event to a migration: journal the result, then queue its commands."""
         with self._changed:
-            self._tell(stage, id, event)
-            self._tell_due(stage)
+            self._handle(stage, id, event)
+            self._handle_due(stage)
             self._changed.notify_all()
 
-    def _tell(self, stage: str, id: str, event: Event) -> None:
+    def _handle(self, stage: str, id: str, event: Event) -> None:
         coordinator, now_us = self.stages[stage], self.now_us()
         draft, commands = coordinator.decide(id, event, now_us)
         self.journal.write(draft)
@@ -197,13 +199,13 @@ class Decisions:
             self._note_deadline(draft, draft.deadline)
         self._queue(draft, commands)
 
-    def _tell_due(self, stage: str) -> None:
+    def _handle_due(self, stage: str) -> None:
         """Begin or end the migrations that are due. Earlier events stay applied, whether this succeeds or not: if it
         cannot be journalled now, the watch thread retries."""
         try:
             while due := self.stages[stage].due():
                 for id, event in due:
-                    self._tell(stage, id, event)
+                    self._handle(stage, id, event)
         except Retry:
             self._overdue.add(stage)
         else:
@@ -239,7 +241,7 @@ class Decisions:
         """Begin or end the migrations that are due and could not be journalled before."""
         with self._changed:
             for stage in list(self._overdue):
-                self._tell_due(stage)
+                self._handle_due(stage)
 
     def retire(self) -> None:
         """Drop the oldest migrations that are over, beyond the retention limit."""
@@ -259,7 +261,7 @@ class Decisions:
                 del self._deadlines[stage, id]
             elif now >= deadline:
                 del self._deadlines[stage, id]
-                self.tell(stage, id, Abandoned("its deadline has passed"))
+                self.handle(stage, id, Abandoned("its deadline has passed"))
 
     def abandon(self, site: str, reason: str) -> None:
         """Abort migrations from or to a site that still can be aborted; a restoration needs only its destination."""
@@ -269,4 +271,4 @@ class Decisions:
         for stage, coordinator in self.stages.items():
             for migration in list(coordinator.open.values()):
                 if not migration.is_over and concerned(migration.move, (migration.from_site, migration.to_site)):
-                    self.tell(stage, migration.move.id, Abandoned(reason))
+                    self.handle(stage, migration.move.id, Abandoned(reason))

@@ -71,13 +71,13 @@ class Handle:
                 f"no standby is waiting here: it is {self.outcome}; order one with protocol='replicate', standby=True"
             )
         for id in standbys:
-            self._orchestrator.tell(self.stage, id, Takeover())
+            self._orchestrator.handle(self.stage, id, Takeover())
         return self
 
     def abort(self, reason: str = "called off") -> Handle:
         """Abort the migrations. After its point of no return a migration completes instead; see `outcome`."""
         for id in self.ids:
-            self._orchestrator.tell(self.stage, id, Abandoned(reason))
+            self._orchestrator.handle(self.stage, id, Abandoned(reason))
         return self
 
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ class Orchestrator(Decisions):
         """Apply the outcome of a command. Ignored after `stop`: a successor may own the journal."""
         with self._changed:
             if not self._has_ended:
-                self.tell(stage, id, event)
+                self.handle(stage, id, event)
 
     def _work(self, stage: str, id: str, command: Command) -> None:
         """Carry out a command. Called by a worker, which retries it if it raises `Retry` or `Stale`."""

@@ -154,7 +154,7 @@ class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
 class OrchestratorPort(Protocol):
     """The orchestrator, as the gateway and the sites call it."""
 
-    def hear(self, stage: Name, notice: Report) -> None:
+    def receive(self, stage: Name, notice: Report) -> None:
         """Receive a notice of an instance."""
 
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:

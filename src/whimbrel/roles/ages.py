@@ -23,7 +23,7 @@ from typing import Any
 from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.increments import STORE
-from whimbrel.core.record import Said
+from whimbrel.core.record import OutboxEntry
 from whimbrel.egress.outlet import Commit
 from whimbrel.egress.sinks import StageSink
 from whimbrel.gateway.gateway import Snapshot
@@ -81,8 +81,8 @@ def check_messages(
     """Raise `Stale` unless an instance's messages are in their destination, or in a spool before it."""
     if outbox.tail() == outbox.head():
         return
-    said = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, Said)
-    for to, batch in said.sent.items():
+    last = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, OutboxEntry)
+    for to, batch in last.sent.items():
         if to == STORE:
             if store is not None and max(_counters(store, instance, ""), default=-1) < batch:
                 raise _stale(f"the increments of {instance}", f"it has sent some in batch {batch}")

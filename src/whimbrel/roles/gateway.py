@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from whimbrel.checkpoints.checkpointer import Checkpointer
 
 LOGGER = logging.getLogger("whimbrel.roles")
-Hear = Callable[[str, Report], None]
+Notify = Callable[[str, Report], None]
 """Sends a notice of a stage to the orchestrator; raises `Retry` if it is unreachable."""
 
 PERIOD = 0.5
@@ -100,7 +100,9 @@ class StageFlow:
         """None if there is no central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
-        self.outlet = ThreadedOutlet(stage.name, self._outboxes, sinks, self._hear, save, role.clock_us, watch, keep)
+        self.outlet = ThreadedOutlet(
+            stage.name, self._outboxes, sinks, self._send_notice, save, role.clock_us, watch, keep
+        )
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
         check_way_out(stage.name, committed, self._outboxes, following)
@@ -109,7 +111,7 @@ class StageFlow:
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.restoring: Restoring | None = None
         if role.store is not None:
             self.restoring = Restoring(stage.name, self.gateway, self.outlet, self._logs.inbox, role.store)
@@ -135,7 +137,7 @@ class StageFlow:
         if self.checkpointer is not None:
             self.checkpointer.place(instances)
 
-    def _hear(self, notice: Word, number: int) -> None:
+    def _send_notice(self, notice: Word, number: int) -> None:
         writer = f"outlet/{self.stage.name}"
         if isinstance(notice, Parked):
             self._role.dead.park(notice, writer=writer, counter=number)
@@ -145,7 +147,7 @@ class StageFlow:
         elif isinstance(notice, Checkpointed):
             self._confirm(notice)
         elif not isinstance(notice, Closed):
-            self._role.hear(self.stage.name, notice)
+            self._role.notify(self.stage.name, notice)
 
     def _confirm(self, saved: Checkpointed) -> None:
         """Confirm an increment. Also without a store at present: the part will not save these versions again."""
@@ -174,17 +176,17 @@ class StageFlow:
         if now > self._looked[0]:
             self._rate += ((received - self._looked[1]) / (now - self._looked[0]) - self._rate) / SMOOTH
         self._looked = now, received
-        if self._ticks is not None and not (self._role.feed.ended.is_set() and self.gateway.has_told_time):
+        if self._ticks is not None and not (self._role.feed.ended.is_set() and self.gateway.has_sent_tick):
             self._ticks += 1
             self.gateway.tick(self._ticks)
 
-    def tell_refused(self) -> None:
+    def report_refused(self) -> None:
         """Report restorations that cannot be replayed to the orchestrator, with retries until it has received them."""
         for id, reason in list(self.gateway.refused.items()):
-            if id not in self._told:
+            if id not in self._reported:
                 with suppress(Retry):
-                    self._role.hear(self.stage.name, Unreadable(id, self.gateway.name, reason))
-                    self._told.add(id)
+                    self._role.notify(self.stage.name, Unreadable(id, self.gateway.name, reason))
+                    self._reported.add(id)
                     LOGGER.error("restoration %s of %s cannot be replayed: %s", id, self.stage.name, reason)
 
     def save(self) -> bool:
@@ -200,7 +202,7 @@ class StageFlow:
     @property
     def is_drained(self) -> bool:
         """Whether the instances have received the latest tick, and all their results are delivered."""
-        return (self._ticks is None or self.gateway.has_told_time) and self.outlet.is_idle
+        return (self._ticks is None or self.gateway.has_sent_tick) and self.outlet.is_idle
 
     def is_full(self, most: int) -> bool:
         """Whether more than `most` records wait in an inbox."""
@@ -230,7 +232,7 @@ class GatewayRole:
         logs: Logs,
         journal: GatewayJournal,
         decided: JournalReader,
-        hear: Hear,
+        notify: Notify,
         clock_us: Callable[[], int],
         *,
         keep: bool,
@@ -244,7 +246,7 @@ class GatewayRole:
         are saved there every `save_every` seconds."""
         self.decided = decided
         self.store, self._save_every = store_at(store, save_every), save_every
-        self.logs, self.journal, self.hear, self.clock_us, self.keep = logs, journal, hear, clock_us, keep
+        self.logs, self.journal, self.notify, self.clock_us, self.keep = logs, journal, notify, clock_us, keep
         self.error: Exception | None = None
         self._backoff = Backoff("saving router snapshots", LOGGER)
         """The back-off of snapshots and ticks."""
@@ -302,7 +304,7 @@ class GatewayRole:
                 for flow in self.flows.values():
                     flow.tick()
                     flow.save()
-                    flow.tell_refused()
+                    flow.report_refused()
                 self._backoff.succeeded()
             except Exception as error:
                 if may_pass(error):

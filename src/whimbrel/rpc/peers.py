@@ -54,7 +54,7 @@ class Peer:
         self.life: str | None = None
         """A new value after each start of the peer; None before its first heartbeat."""
 
-    def heard(self, life: str, url: str) -> None:
+    def note_beat(self, life: str, url: str) -> None:
         """Record a heartbeat and the peer's address."""
         self.life, self._url, self._since = life, url, self._clock()
 
@@ -107,9 +107,9 @@ class RemoteSite:
         self.starting = threading.Lock()
         """Held while the orchestrator decides whether an instance runs there, until that is carried out."""
 
-    def heard(self, beat: SiteBeat) -> None:
+    def note_beat(self, beat: SiteBeat) -> None:
         """Record a heartbeat and the status in it."""
-        self.peer.heard(beat.life, beat.url)
+        self.peer.note_beat(beat.life, beat.url)
         self._status = beat.status
 
     def _ask(self, call: Callable[..., T], *values: Any) -> T:
@@ -186,9 +186,9 @@ class RemoteGateway:
         self._there = remote(GatewayPort, self.peer.url, credential, SLOW_GATEWAY, tls)
         self._status = GatewayStatus()
 
-    def heard(self, beat: GatewayBeat) -> None:
+    def note_beat(self, beat: GatewayBeat) -> None:
         """Record a heartbeat and the status in it."""
-        self.peer.heard(beat.life, beat.url)
+        self.peer.note_beat(beat.life, beat.url)
         self._status = beat.status
 
     def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:

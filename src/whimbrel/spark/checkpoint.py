@@ -23,7 +23,7 @@ from pathlib import Path
 
 from whimbrel.core.errors import Corrupt, Stale
 from whimbrel.log import Log
-from whimbrel.log.carrier import last_said
+from whimbrel.log.carrier import last_entry
 from whimbrel.log.durability import sync
 from whimbrel.log.private import replace_text
 from whimbrel.log.readers import LANES, Offset
@@ -123,10 +123,10 @@ class Checkpoint:
 
     def check(self, instance: str, inbox: Log, outbox: Log) -> None:
         """Raise `Stale` unless checkpoint, inbox and outbox of an instance are of the same age."""
-        said, planned, id = last_said(outbox), self.planned, self.id
-        reached = said.end
+        last, planned, id = last_entry(outbox), self.planned, self.id
+        reached = last.end
         if planned < 0 or id is None:
-            if said.renewed:
+            if last.renewed:
                 return
             # If no batch wrote an outbox entry, and the inbox was not trimmed, it can be replayed from its start.
             if outbox.tail() or any(inbox.head(lane) for lane in LANES.values()):

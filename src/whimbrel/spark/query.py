@@ -34,9 +34,9 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Full, Refused, Unavailable, WhimbrelError
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.operator import Operator, takes_context
-from whimbrel.core.record import Kind, Said
+from whimbrel.core.record import Kind, OutboxEntry
 from whimbrel.log import Appendable, Lane, Log
-from whimbrel.log.carrier import last_said
+from whimbrel.log.carrier import last_entry
 from whimbrel.log.codec import encode_messages
 from whimbrel.log.disk import is_full
 from whimbrel.log.readers import INSTANCE, LANES, is_drained
@@ -161,8 +161,8 @@ class StageQuery:
     def renew(self) -> None:
         """Discard the checkpoint, with the state of all keys: the next start is a first one, after the records whose
         results are in the outbox."""
-        log, end = open_log(self._inbox), last_said(self._outbox).end
-        blob = wire.pack(Said([], end, end, renewed=True))
+        log, end = open_log(self._inbox), last_entry(self._outbox).end
+        blob = wire.pack(OutboxEntry([], end, end, renewed=True))
         self._outbox.append(blob, count=0, writer="renewal", counter=self._outbox.counter("renewal") + 1)
         for name, position in end.items():
             log.trim(position, LANES[name])

@@ -148,7 +148,7 @@ class StoryLine(msgspec.Struct, frozen=True, array_like=True):
     at_us: int
 
 
-class Heard(msgspec.Struct):
+class Received(msgspec.Struct):
     """The parts of an instance that have sent a notice."""
 
     parts: int
@@ -162,7 +162,7 @@ class Migration(msgspec.Struct):
     from_site: str
     to_site: str
     phase: str = ORDERED
-    heard: dict[str, Heard] = {}
+    received: dict[str, Received] = {}
     """By notice and instance."""
     reason: str | None = None
     story: list[StoryLine] = []
@@ -219,20 +219,22 @@ class Migration(msgspec.Struct):
             return self.deadline
         return min(max(self.deadline - (now_us - self.begun_us) / 1e6, 0.0), self.deadline)
 
-    def hear(self, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> bool:
+    def receive(self, notice: Ready | Warm | Left | Opened | Aborted | Evicted) -> bool:
         """Record one part's notice; return whether all parts of that instance have now sent theirs."""
-        self.heard.setdefault(f"{type(notice).__name__} {notice.instance}", Heard(notice.parts)).sent.add(notice.part)
-        return self.has_heard(type(notice), notice.instance)
+        self.received.setdefault(f"{type(notice).__name__} {notice.instance}", Received(notice.parts)).sent.add(
+            notice.part
+        )
+        return self.has_received(type(notice), notice.instance)
 
-    def has_heard_part(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
+    def has_received_part(self, notice: Ready | Warm | Left | Opened | Aborted) -> bool:
         """Whether the same notice of the same part has come before."""
-        heard = self.heard.get(f"{type(notice).__name__} {notice.instance}")
-        return heard is not None and notice.part in heard.sent
+        received = self.received.get(f"{type(notice).__name__} {notice.instance}")
+        return received is not None and notice.part in received.sent
 
-    def has_heard(self, kind: type, instance: str) -> bool:
+    def has_received(self, kind: type, instance: str) -> bool:
         """Whether all parts of an instance have sent this kind of notice."""
-        heard = self.heard.get(f"{kind.__name__} {instance}")
-        return heard is not None and len(heard.sent) == heard.parts
+        received = self.received.get(f"{kind.__name__} {instance}")
+        return received is not None and len(received.sent) == received.parts
 
 
 Answer = tuple[str, list[Command]]
@@ -257,7 +259,7 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
     """Apply an event to a migration and return commands. Changes the migration, or raises and changes nothing."""
     if migration.ended_by:
         if isinstance(event, Evicted | Aborted):
-            migration.hear(event)
+            migration.receive(event)
         return []
     rule = protocol.table.get((migration.phase, type(event)))
     if rule is None:
@@ -271,8 +273,8 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
 
 def copied(migration: Migration) -> Migration:
     """A copy of a migration: events applied to it do not change the original."""
-    heard = {notice: Heard(one.parts, {*one.sent}) for notice, one in migration.heard.items()}
-    return msgspec.structs.replace(migration, heard=heard, story=[*migration.story])
+    received = {notice: Received(one.parts, {*one.sent}) for notice, one in migration.received.items()}
+    return msgspec.structs.replace(migration, received=received, story=[*migration.story])
 
 
 def become(migration: Migration, other: Migration) -> None:
@@ -299,7 +301,7 @@ def closing(preparing: str, committing: str) -> Table:
     """The end that all hand-overs share: Ready, CUTOVER, then the source has left and the destination owns the keys."""
 
     def ready(migration: Migration, event: Ready) -> Answer:
-        return (committing, [Cutover(migration.move)]) if migration.hear(event) else (preparing, [])
+        return (committing, [Cutover(migration.move)]) if migration.receive(event) else (preparing, [])
 
     def settle(migration: Migration, event: Left | Opened) -> Answer:
         if not weigh(migration, event):
@@ -322,13 +324,13 @@ def late(events: Mapping[str, Sequence[type]]) -> Table:
 
 def weigh(migration: Migration, event: Ready | Left | Opened) -> bool:
     """Record a notice and its sizes; return whether the source is done and the destination owns the keys."""
-    if isinstance(event, Left) and not migration.has_heard_part(event):
+    if isinstance(event, Left) and not migration.has_received_part(event):
         migration.keys += event.keys
         migration.state_bytes += event.state_bytes
         migration.sent_bytes += event.sent_bytes
-    migration.hear(event)
+    migration.receive(event)
     move = migration.move
-    return migration.has_heard(Left, move.source) and migration.has_heard(Opened, move.destination)
+    return migration.has_received(Left, move.source) and migration.has_received(Opened, move.destination)
 
 
 def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
@@ -339,15 +341,15 @@ def abandon_unbegun(migration: Migration, event: Abandoned) -> Answer:
 
 def undone(migration: Migration, event: Aborted) -> Answer:
     """The source is ordinary owner again: for the user the abort is complete. The destination may clean up later."""
-    migration.hear(event)
-    back = migration.has_heard(Aborted, migration.move.source)
+    migration.receive(event)
+    back = migration.has_received(Aborted, migration.move.source)
     return (ABORTED if back else migration.phase), forget(migration)
 
 
 def forget(migration: Migration) -> list[Command]:
     """Forget, once both sides have aborted: by then all that the source sent is in the destination's inbox."""
     sides = (migration.move.source, migration.move.destination)
-    return [Forget(migration.move)] if all(migration.has_heard(Aborted, side) for side in sides) else []
+    return [Forget(migration.move)] if all(migration.has_received(Aborted, side) for side in sides) else []
 
 
 def hold_up(migration: Migration, event: Rejected) -> Answer:

@@ -69,7 +69,7 @@ def copy(migration: Migration, event: Ordered) -> Answer:
 
 def warm(migration: Migration, event: Warm) -> Answer:
     """A part of the standby has a copy of every key."""
-    if not migration.hear(event):
+    if not migration.receive(event):
         return COPYING, []
     return (STANDBY, []) if _waits(migration) else (SWITCHING, switch(migration))
 

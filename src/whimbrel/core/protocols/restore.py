@@ -76,7 +76,7 @@ def _call_off(migration: Migration) -> list[Command]:
 
 
 def _call_off_again(migration: Migration) -> list[Command]:
-    is_clear = not migration.has_begun or migration.has_heard(Aborted, migration.move.destination)
+    is_clear = not migration.has_begun or migration.has_received(Aborted, migration.move.destination)
     return [] if is_clear else _call_off(migration)
 
 
@@ -100,27 +100,27 @@ def loaded(migration: Migration, event: Loaded) -> Answer:
 
 def ready(migration: Migration, event: Ready) -> Answer:
     """A part of the destination has its versions."""
-    migration.hear(event)
+    migration.receive(event)
     return _go_on(migration)
 
 
 def _go_on(migration: Migration) -> Answer:
-    if migration.since is not None and migration.has_heard(Ready, migration.move.destination):
+    if migration.since is not None and migration.has_received(Ready, migration.move.destination):
         return REPLAYING, _replay(migration)
     return LOADING, []
 
 
 def opened(migration: Migration, event: Opened) -> Answer:
     """A part of the destination has applied all replayed records."""
-    if not migration.has_heard_part(event):
+    if not migration.has_received_part(event):
         migration.replayed += event.replayed
         migration.silent += event.silent
-    return (DONE if migration.hear(event) else REPLAYING), []
+    return (DONE if migration.receive(event) else REPLAYING), []
 
 
 def evicted(migration: Migration, event: Evicted) -> Answer:
     """A part has dropped its state of the keys; the restoration does not wait for it."""
-    migration.hear(event)
+    migration.receive(event)
     return migration.phase, []
 
 
@@ -132,7 +132,7 @@ def abandon(migration: Migration, event: Abandoned | Rejected | Unreadable) -> A
 
 def cleared(migration: Migration, event: Aborted) -> Answer:
     """The destination has dropped the versions it received."""
-    migration.hear(event)
+    migration.receive(event)
     return ABORTED, []
 
 

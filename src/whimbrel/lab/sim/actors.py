@@ -15,7 +15,7 @@ from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.record import Emissions, Kind, Outgoing, Result
 from whimbrel.lab.sim.job import Job, prepare
 from whimbrel.lab.sim.logs import PLAIN, as_record
-from whimbrel.log.carrier import Carrier, encoded, last_said
+from whimbrel.log.carrier import Carrier, encoded, last_entry
 from whimbrel.log.contract import Appendable, Lane
 from whimbrel.log.memory import MemoryLog
 from whimbrel.log.readers import LANES
@@ -183,8 +183,8 @@ class InstanceActor(Actor):
         outgoing: list[bytes] = []
         messages: dict[str, list[bytes]] = {}
         for number, (part, emissions) in enumerate(zip(self.parts, out, strict=True)):
-            said, sent = encoded(emissions, number, part.table.state_bytes)
-            outgoing += [] if said is None else [said]
+            encoded_part, sent = encoded(emissions, number, part.table.state_bytes)
+            outgoing += [] if encoded_part is None else [encoded_part]
             for to, ours in sent.items():
                 messages.setdefault(to, []).append(wire.encode(ours))
         start, end = (dict(zip(LANES, at, strict=True)) for at in (self.kept.at, self.kept.plan))
@@ -218,6 +218,6 @@ class InstanceActor(Actor):
         if not old:
             return False
         counter = outbox.counter("zombie") + 1
-        said = msgspec.structs.replace(last_said(outbox), outgoing=[Outgoing(old[-3:], [])])
-        MemoryLog.append(outbox, wire.pack(said), count=1, writer="zombie", counter=counter)
+        entry = msgspec.structs.replace(last_entry(outbox), outgoing=[Outgoing(old[-3:], [])])
+        MemoryLog.append(outbox, wire.pack(entry), count=1, writer="zombie", counter=counter)
         return True

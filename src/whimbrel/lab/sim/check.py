@@ -77,7 +77,7 @@ class Invariants:
         return any(
             migration.move.protocol == "restore" and name in migration.move.parties
             for migration in self.world.coordinator.coordinator.migrations.values()
-            if migration.has_begun and not migration.has_heard(Evicted, name)
+            if migration.has_begun and not migration.has_received(Evicted, name)
         )
 
     def _growing_epochs(self, committed: dict[str, int]) -> None:

@@ -103,7 +103,7 @@ class OutletActor(Actor):
             "stage",
             Outboxes(world),
             [File(world, self.delivered, self.patience)],
-            self._hear,
+            self._send_notice,
             self._save,
             lambda: world.now_us,
             keep=self._keep if world.saves else None,
@@ -152,7 +152,7 @@ class OutletActor(Actor):
         self.committed = {key: self.gate.current(key) for key in self.world.keys}
         self.world.maybe_die()
 
-    def _hear(self, notice: Word, number: int) -> None:
+    def _send_notice(self, notice: Word, number: int) -> None:
         """Send a notice. The receiver may be unreachable, or its acknowledgement may be lost."""
         world = self.world
         world.maybe_stumble()
@@ -164,5 +164,5 @@ class OutletActor(Actor):
             assert not isinstance(notice, Closed | Unfit)
             if not world.coordinator.alive:
                 raise Retry("the coordinator is unreachable")
-            world.coordinator.hear(notice)
+            world.coordinator.receive(notice)
         world.maybe_stumble()

@@ -213,7 +213,7 @@ class CoordinatorActor(Actor):
         self.coordinator = Coordinator(STAGE, RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
         self.decisions.stages[STAGE] = self.coordinator
         encode: Any = world.inboxes[world.owner].encode
-        self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.tell, lambda s: False, encode)
+        self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.handle, lambda s: False, encode)
         self.decisions.recover()
 
     @property
@@ -221,11 +221,11 @@ class CoordinatorActor(Actor):
         """All migrations that were ever ordered."""
         return [*self.journal.forgotten, *self.coordinator.migrations.values()]
 
-    def hear(self, notice: Report) -> None:
+    def receive(self, notice: Report) -> None:
         """Receive a notice from the outlet. Raises `Retry` if it may not have been received."""
         self.world.wake(self)
         try:
-            self.decisions.hear(STAGE, notice)
+            self.decisions.receive(STAGE, notice)
         except Died:  # the coordinator died, not the outlet
             self.die()
             raise Retry("the coordinator is unreachable") from None
@@ -251,10 +251,10 @@ class CoordinatorActor(Actor):
         open_ones = [m for m in self.coordinator.open.values() if not m.is_over]
         standbys = [m for m in open_ones if m.is_standby]
         if standbys and rng.random() < 0.2:
-            self.decisions.tell(STAGE, rng.choice(standbys).move.id, Takeover())
+            self.decisions.handle(STAGE, rng.choice(standbys).move.id, Takeover())
             return True
         if open_ones and rng.random() < self.impatience:
-            self.decisions.tell(STAGE, rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
+            self.decisions.handle(STAGE, rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
             return True
         more = self.ordered < self.wanted and self.asked < 20
         if more and rng.random() < 0.3:

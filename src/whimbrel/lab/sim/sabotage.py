@@ -88,7 +88,7 @@ def _trim_what_is_routed(self: Gateway) -> int:
 
 def _trust(self: Uploader) -> None:
     """Commit an increment as soon as it is complete, without the gate's confirmation."""
-    self._heard = self.spool.log.tail(Lane.CONTROL)
+    self._confirmed = self.spool.log.tail(Lane.CONTROL)
     while (messages := self.spool.messages(self._read)) is not None:
         self._take(messages)
         saved = [wire.unpack(body, Checkpointed) for kind, _, body in messages if kind == Kind.CHECKPOINTED]
@@ -126,9 +126,9 @@ def _fence_in_memory(self: Outlet) -> None:
     self._fences = []
 
 
-def _tell_first(self: Outlet) -> None:
+def _send_first(self: Outlet) -> None:
     """Send notices that are not committed."""
-    self._tell()
+    self._send_pending()
     _commit(self)
 
 
@@ -159,7 +159,7 @@ def _start_anywhere(self: Deeds, stage: str, id: str, command: Command) -> None:
 
 def _position_first(self: Uploader) -> None:
     """Trim the entries read from a spool, and upload them afterwards."""
-    self.spool.trim(self.spool.log.tail(), self._heard)
+    self.spool.trim(self.spool.log.tail(), self._confirmed)
     _carry(self)
 
 
@@ -167,7 +167,7 @@ def _tick_once(self: Gateway, counter: int) -> None:
     """Assume that a tick in the ingress log is in every inbox."""
     if self._wall_clock:
         self._latest_us = max(self._latest_us, self._clock.look(self._clock_us(), self._uptime()))
-    if self._told_us < self._latest_us:
+    if self._sent_us < self._latest_us:
         self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
 
@@ -194,10 +194,10 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "one-holder": (SwitchOut, "forget", lambda self, instance, key: None),
     "results-first": (Outlet, "_pass", _positions_first),
     "durable-fence": (Outlet, "_raise_fences", _fence_in_memory),
-    "commit-before-telling": (Outlet, "_commit", _tell_first),
+    "commit-before-telling": (Outlet, "_commit", _send_first),
     "append-first": (Gateway, "ingest", _acknowledge_first),
     "going-back": (Outlet, "_go_back", _stay_torn),
-    "journal-first": (Decisions, "_tell", _journal_late),
+    "journal-first": (Decisions, "_handle", _journal_late),
     "one-checkpoint": (Deeds, "do", _start_anywhere),
     "spool-position": (Uploader, "step", _position_first),
     "last-tick": (Gateway, "tick", _tick_once),
