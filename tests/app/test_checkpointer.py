@@ -316,7 +316,7 @@ def test_a_checkpoint_covers_no_more_than_the_gateway_knows_to_be_saved(
 
 def test_a_fence_that_the_outlet_has_not_committed_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be down to its last commit any moment, and let the lost one's results out again."""
-    monkeypatch.setattr("whimbrel.checkpoints.restoring.PATIENCE", 0.01)
+    monkeypatch.setattr("whimbrel.checkpoints.restoring.FENCE_TIMEOUT", 0.01)
     assert house.flow.restoring is not None
     lost = Move("m1", "sum", "restore", "sum-1", "sum-2", EVERYTHING, 1, frozenset({"gateway-sum"}), RestoreOptions())
     house.flow.outlet.stop()

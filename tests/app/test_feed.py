@@ -123,7 +123,7 @@ def test_no_row_comes_before_its_moment() -> None:
 
 
 def test_a_source_that_gives_nothing_more_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whimbrel.gateway.feed.PATIENCE", 0.1)
+    monkeypatch.setattr("whimbrel.gateway.feed.JOIN_TIMEOUT", 0.1)
     line, begun, never = Line(), threading.Event(), threading.Event()
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -125,7 +125,7 @@ class Office:
 class Watched:
     """A JSON lines file in which every call is a deed, before and after it is done, on the disk at once."""
 
-    patience = 0.0
+    commit_interval = 0.0
     durable = False
 
     def __init__(self, path: Path, deed: Callable[[], None]) -> None:

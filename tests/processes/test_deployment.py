@@ -67,7 +67,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_all_go_by_what_the_orchestrator_has_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load_job(write(tmp_path, "job_g", JOB))
     journal = Journal(tmp_path / "journal.db")
-    monkeypatch.setattr(deployment, "PATIENCE", 0.0)
+    monkeypatch.setattr(deployment, "JOURNAL_TIMEOUT", 0.0)
     with pytest.raises(Unavailable, match="start it first: whimbrel orchestrator"):
         agreed(tmp_path, pipeline)
     decided = Deployment(["cloud", "edge-1"], "delay=5ms", "1 second", True, 7)

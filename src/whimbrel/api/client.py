@@ -180,7 +180,7 @@ class Client:
         import httpx
 
         place = "/" + "/".join(quote(part, safe="") for part in path)
-        failed, patient_until = 0, time.monotonic() + AWAY
+        failed, retry_until = 0, time.monotonic() + AWAY
         while True:
             try:
                 answer = self._http.request(method, place, **more)
@@ -193,7 +193,7 @@ class Client:
             if answer.status_code == 200:
                 break
             told = error_of(answer.status_code, answer.content)
-            if type(told) is not Retry or time.monotonic() > patient_until:
+            if type(told) is not Retry or time.monotonic() > retry_until:
                 raise told
             time.sleep(PAUSE)  # an earlier attempt of this call, whose answer was lost, is still being processed
         try:

@@ -22,7 +22,7 @@ ASGI = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY = 1 << 20
 """Bytes of the largest accepted body, unless configured."""
-PATIENCE = 8
+DISCARD_FACTOR = 8
 """How many times that many bytes are read and discarded, so that the client can read the error, before closing."""
 
 USER = "whimbrel.user"
@@ -91,7 +91,7 @@ class Guard:
                 chunks.append(chunk)
             else:
                 chunks.clear()
-            if not message.get("more_body", False) or size > PATIENCE * self._limit:
+            if not message.get("more_body", False) or size > DISCARD_FACTOR * self._limit:
                 return None if size > self._limit else b"".join(chunks)
 
 

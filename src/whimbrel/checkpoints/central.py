@@ -37,7 +37,7 @@ from whimbrel.core.errors import Conflict, Unavailable
 from whimbrel.core.increments import IndexEntry, Version
 from whimbrel.core.keys import EVERYTHING, Selection
 
-PATIENCE = 5
+ATTEMPTS = 5
 """How often a reader starts again because a compaction deletes what it reads."""
 
 
@@ -131,7 +131,7 @@ class CentralStore:
     def checkpoints(self, stage: str) -> list[Checkpoint]:
         """All checkpoints, oldest first; those that cannot be loaded with their damage."""
         catalog = Catalog(self.objects, stage)
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
             try:
                 return listed(catalog)
             except Gone as gone:
@@ -158,7 +158,7 @@ class CentralStore:
         """
         catalog = Catalog(self.objects, stage)
         newest = Newest(catalog, selection, None if at is None else catalog.moment(at))
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
             try:
                 yield from newest
                 newest.check()

@@ -24,7 +24,7 @@ from whimbrel.log.contract import Lane, Log
 if TYPE_CHECKING:
     from whimbrel.checkpoints.central import CentralStore
 
-PATIENCE = 10.0
+FENCE_TIMEOUT = 10.0
 """Seconds to wait for the outlet's next commit."""
 ENTRY = 1 << 20
 """Approximate bytes of messages per inbox entry."""
@@ -69,7 +69,7 @@ class Restoring:
 
     def fence(self, move: Move) -> None:
         """Block further results of a lost owner; raises `Retry` if that is not durable in time."""
-        if not self._outlet.fence(move, PATIENCE):
+        if not self._outlet.fence(move, FENCE_TIMEOUT):
             raise Retry(f"the outlet of {self._stage} has not committed the fence of {move.id} yet")
 
     def load(self, move: Move, checkpoint: int | None) -> Loaded:

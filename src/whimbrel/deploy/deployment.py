@@ -26,7 +26,7 @@ SNAPSHOT = "deployment"
 TRIGGER = "500 milliseconds"
 """The minimum interval between micro-batches of a site, unless configured: without one, sites on few cores only slow
 each other down, and a site without records would poll all the time."""
-PATIENCE = 60.0
+JOURNAL_TIMEOUT = 60.0
 """Seconds to wait for the orchestrator's first write to a new data directory."""
 
 
@@ -55,7 +55,7 @@ def agreed(data: Path, pipeline: Pipeline) -> Deployment:
     """The layout that the orchestrator has decided; waits for it in a new directory. Raises if the directory belongs to
     another pipeline."""
     journal = JournalReader(data / JOURNAL)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + JOURNAL_TIMEOUT
     while (blob := journal.load(SNAPSHOT)) is None:
         if time.monotonic() > deadline:
             raise Unavailable(f"no orchestrator has ever run in {data}; start it first: whimbrel orchestrator ...")

@@ -20,7 +20,7 @@ REFUSED = 2
 FIRST, MOST, CALM = 0.1, 15.0, 30.0
 """Seconds until a dead child is restarted: at first, and at most; and how long it must run for the back-off to be
 reset."""
-PATIENCE = 20.0
+STOP_TIMEOUT = 20.0
 """Seconds that children have to end after SIGTERM."""
 PERIOD = 0.1
 
@@ -101,6 +101,6 @@ def supervise(commands: Mapping[str, Sequence[str]], say: Say, has_finished: Cal
             signal.signal(number, signal.SIG_IGN)
         for child in children:
             child.end()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + STOP_TIMEOUT
         for child in children:
             child.await_end(deadline)

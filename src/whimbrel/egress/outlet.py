@@ -106,7 +106,7 @@ class Outlet:
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: the bytes of state in the part's last output."""
         self._notice_backoff = Backoff(f"sending the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
-        self._patience = max((sink.patience for sink in sinks), default=0.0)
+        self._commit_interval = max((sink.commit_interval for sink in sinks), default=0.0)
         self._uptime = uptime
         self._committed = uptime()
         self._has_begun = self._is_torn = False
@@ -192,7 +192,7 @@ class Outlet:
             worked = self._pass()
             if self._fences:
                 self._raise_fences()
-            if self._dirty and (closing or self._pending or self._uptime() - self._committed >= self._patience):
+            if self._dirty and (closing or self._pending or self._uptime() - self._committed >= self._commit_interval):
                 self._commit()
             if not self._dirty:
                 self._send_pending()

@@ -30,7 +30,7 @@ class _NoType(Exception):
 class ParquetSink:
     """A folder of Parquet files."""
 
-    patience = 2.0
+    commit_interval = 2.0
     durable = False
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:

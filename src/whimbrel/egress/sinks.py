@@ -46,7 +46,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 class Sink(Protocol):
     """A destination of results."""
 
-    patience: float
+    commit_interval: float
     """The preferred seconds between two commits."""
 
     def check(self, mark: Mark | None) -> None:
@@ -74,7 +74,7 @@ class Sink(Protocol):
 class _Plain:
     """Defaults of most sinks: commit at once, nothing to destroy, nothing to do once a commit is durable."""
 
-    patience = 0.0
+    commit_interval = 0.0
     durable = False
 
     def check(self, mark: Mark | None) -> None:

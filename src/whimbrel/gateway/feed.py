@@ -28,7 +28,7 @@ LOGGER = logging.getLogger("whimbrel.gateway")
 T = TypeVar("T")
 PERIOD = 0.02
 BATCH = 5_000
-PATIENCE = 5.0
+JOIN_TIMEOUT = 5.0
 """Seconds that `stop` waits for a source to return."""
 WRITER = "source"
 """In the ingress log the counter of the feed's appends is the last row so far, in the dead letters the row."""
@@ -59,10 +59,10 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop at the next batch. If the source blocks for longer than `PATIENCE`, its thread is abandoned."""
+        """Stop at the next batch. If the source blocks for longer than `JOIN_TIMEOUT`, its thread is abandoned."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(PATIENCE)
+            self._thread.join(JOIN_TIMEOUT)
 
     def _run(self) -> None:
         try:

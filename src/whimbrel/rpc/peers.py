@@ -116,9 +116,9 @@ class RemoteSite:
         """Make a call that is given up when the site is dead. It may have been executed then."""
         if self.peer.state == "dead":
             raise Unavailable(f"site {self.peer.name} is dead: no heartbeat for {self.peer.silence:.0f} s")
-        return self._patiently(call, *values)
+        return self._retrying(call, *values)
 
-    def _patiently(self, call: Callable[..., T], *values: Any) -> T:
+    def _retrying(self, call: Callable[..., T], *values: Any) -> T:
         self._stuck = {thread for thread in self._stuck if thread.is_alive()}
         if self._stuck and self.peer.state == "dead":
             raise Retry(f"site {self.peer.name} is dead, and has not answered yet")
@@ -132,9 +132,9 @@ class RemoteSite:
 
         thread = threading.Thread(target=ask, name=f"asking {self.peer.name}", daemon=True)
         thread.start()
-        patient_until = time.monotonic() + CONNECT + 1
+        deadline = time.monotonic() + CONNECT + 1
         while not await_all([answer], LOOK).done:
-            if self.peer.state == "dead" and time.monotonic() > patient_until:
+            if self.peer.state == "dead" and time.monotonic() > deadline:
                 self._stuck.add(thread)
                 raise Retry(f"site {self.peer.name} is dead: it has not answered")
         return answer.result()
@@ -145,7 +145,7 @@ class RemoteSite:
     def stop(self, instance: str) -> None:
         with self.starting:
             try:
-                self._patiently(self._there.stop, instance)
+                self._retrying(self._there.stop, instance)
             except Unavailable:
                 if self.peer.state != "dead":
                     raise

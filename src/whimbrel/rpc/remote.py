@@ -39,7 +39,7 @@ LIMIT = 64 << 20
 """The most bytes of a message."""
 CONNECT = 2.0
 """Seconds to connect."""
-PATIENCE = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer, unless a method takes longer."""
 
 
@@ -84,14 +84,14 @@ def remote(
     port: type[P],
     url: Callable[[], str],
     credential: Credential,
-    patience: Mapping[str, float] | None = None,
+    timeouts: Mapping[str, float] | None = None,
     tls: Tls | None = None,
 ) -> P:
     """A client of an object that offers this port. `url` returns its address at each call, or raises `Unavailable`.
 
-    `patience`: by method, how many seconds its answer may take. `tls`: own certificate, and the trusted authority.
+    `timeouts`: by method, how many seconds its answer may take. `tls`: own certificate, and the trusted authority.
     """
-    return cast(P, _Remote(methods(port), url, credential, patience or {}, tls))
+    return cast(P, _Remote(methods(port), url, credential, timeouts or {}, tls))
 
 
 class _Remote:
@@ -100,10 +100,10 @@ class _Remote:
         offered: dict[str, Method],
         url: Callable[[], str],
         credential: Credential,
-        patience: Mapping[str, float],
+        timeouts: Mapping[str, float],
         tls: Tls | None,
     ) -> None:
-        self._methods, self._url, self._patience, self._scheme = offered, url, patience, "https" if tls else "http"
+        self._methods, self._url, self._timeouts, self._scheme = offered, url, timeouts, "https" if tls else "http"
         # No proxies: the server is on this machine, or named by the user.
         self._http = httpx.Client(auth=Bearer(credential), verify=tls.client() if tls else True, trust_env=False)
 
@@ -124,7 +124,7 @@ class _Remote:
                 if self._scheme == "https"
                 else f"{url} uses TLS: start this process with --certificate, --key and --ca, too"
             )
-        timeout = httpx.Timeout(self._patience.get(name, PATIENCE), connect=CONNECT)
+        timeout = httpx.Timeout(self._timeouts.get(name, ANSWER_TIMEOUT), connect=CONNECT)
         try:
             response = self._http.post(f"{url}{PATH}/{name}", content=wire.pack(call), timeout=timeout)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

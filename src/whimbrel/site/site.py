@@ -43,8 +43,8 @@ Make = Callable[[str, Path], StageQuery]
 LOGGER = logging.getLogger("whimbrel.site")
 PERIOD = 0.2
 RESTARTS = 3
-PATIENCE = 300.0
-"""An instance whose query dies more than `RESTARTS` times in `PATIENCE` seconds is reported, and retried less often."""
+WINDOW = 300.0
+"""An instance whose query dies more than `RESTARTS` times in `WINDOW` seconds is reported, and retried less often."""
 LONGEST = 4.0
 """Maximum seconds until it is retried."""
 AT_START = 3
@@ -284,7 +284,7 @@ class Site:
             if self._low is not None:
                 return
             now = time.monotonic()
-            deaths = [moment for moment in self._deaths.get(instance, ()) if now - moment < PATIENCE]
+            deaths = [moment for moment in self._deaths.get(instance, ()) if now - moment < WINDOW]
             self._deaths[instance] = [*deaths, now]
             if len(deaths) < RESTARTS:
                 LOGGER.warning(

@@ -33,7 +33,7 @@ from whimbrel.pipeline import Pipeline
 WITH, WITHOUT = "with", "without"
 REMEMBER = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
 """So that Spark keeps the progress of all micro-batches."""
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds until all records of a turn must be delivered and saved."""
 BACKLOG = 20_000
 """The source waits while more records than this wait."""
@@ -87,14 +87,14 @@ class Candidate:
         """Records delivered, the time, and the time of micro-batches and the CPU time, in milliseconds, so far: read
         when a batch's results have arrived, because they arrive all at once."""
         outlet = self.app.gateway.first.outlet
-        delivered, deadline = outlet.delivered, time.monotonic() + PATIENCE
+        delivered, deadline = outlet.delivered, time.monotonic() + TIMEOUT
         while outlet.delivered == delivered and time.monotonic() < deadline:
             time.sleep(0.001)
         return outlet.delivered, time.monotonic(), sum(self.app.batches()), cpu_ms()
 
     def settle(self) -> None:
         """Wait until all ingested records are delivered and, with a store, saved."""
-        deadline, flow = time.monotonic() + PATIENCE, self.app.gateway.first
+        deadline, flow = time.monotonic() + TIMEOUT, self.app.gateway.first
         while not (
             self.tap.filled
             and flow.outlet.delivered >= flow.gateway.sent
@@ -104,7 +104,7 @@ class Candidate:
             for error in self.app.gateway.errors():
                 raise error
             if time.monotonic() > deadline:
-                raise Unavailable(f"{self.name}: not everything is delivered and saved after {PATIENCE:.0f} s")
+                raise Unavailable(f"{self.name}: not everything is delivered and saved after {TIMEOUT:.0f} s")
             time.sleep(0.02)
 
 

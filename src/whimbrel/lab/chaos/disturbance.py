@@ -51,19 +51,19 @@ def install(folder: Path, role: str) -> None:
     handle = httpx.HTTPTransport.handle_request
 
     def disturbed(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        patience = request.extensions.get("timeout", {})
-        _wait(calls, REQUESTS, patience.get("connect"), httpx.ConnectTimeout)
+        timeout = request.extensions.get("timeout", {})
+        _wait(calls, REQUESTS, timeout.get("connect"), httpx.ConnectTimeout)
         response = handle(transport, request)
         if calls.now() == ANSWERS:
             response.read()  # the other side has answered
-            _wait(calls, ANSWERS, patience.get("read"), httpx.ReadTimeout)
+            _wait(calls, ANSWERS, timeout.get("read"), httpx.ReadTimeout)
         return response
 
     httpx.HTTPTransport.handle_request = disturbed  # type: ignore[method-assign, assignment]
 
 
-def _wait(calls: _Told, what: str, patience: float | None, error: type[httpx.TimeoutException]) -> None:
-    end = time.monotonic() + (60.0 if patience is None else patience)
+def _wait(calls: _Told, what: str, timeout: float | None, error: type[httpx.TimeoutException]) -> None:
+    end = time.monotonic() + (60.0 if timeout is None else timeout)
     while calls.now() == what:
         if time.monotonic() > end:
             raise error(f"chaos: {what} do not get through")

@@ -35,7 +35,7 @@ from whimbrel.orchestrator.orders import MigrationStatus
 PERIOD = 0.02
 LOOK = 0.3
 """Seconds between two checks for recovery."""
-PATIENCE = 8.0
+PHASE_TIMEOUT = 8.0
 """Seconds that a fault waits for its planned phase; then it is injected in the current phase."""
 START, REST = 600.0, 300.0
 """Seconds that the deployment has to start, and to become idle."""
@@ -119,11 +119,11 @@ class Engine:
 
     # ── Moves ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reach(self, move: Ordered, phase: str | None, patience: float = PATIENCE) -> MigrationStatus | None:
-        """Wait until a migration of a move is in a phase, the move is over, or `patience` seconds have passed; None:
+    def reach(self, move: Ordered, phase: str | None, timeout: float = PHASE_TIMEOUT) -> MigrationStatus | None:
+        """Wait until a migration of a move is in a phase, the move is over, or `timeout` seconds have passed; None:
         any phase. Returns the migration last seen in the phase, or else one under way."""
         seen, called_off = None, False
-        for found in self._watch(move.handle, patience):
+        for found in self._watch(move.handle, timeout):
             under_way = [one for one in found if not one.is_over]
             here = [one for one in under_way if one.phase == phase]
             seen = next(iter(here or under_way), None)
@@ -134,9 +134,9 @@ class Engine:
                 self.deployed.ask(lambda: move.handle and move.handle.abort("chaos tests the abort"))
         return seen
 
-    def _watch(self, handle: RemoteHandle | None, patience: float) -> Iterator[list[MigrationStatus]]:
+    def _watch(self, handle: RemoteHandle | None, timeout: float) -> Iterator[list[MigrationStatus]]:
         """Poll the migrations of a move."""
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         while handle is not None and time.monotonic() < end:
             found = self.deployed.ask(lambda: handle.migrations)
             if found:
@@ -187,13 +187,13 @@ class Engine:
 
     # ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def until(self, condition: Callable[[], Any], patience: float, what: str) -> None:
-        """Wait for a condition; raises `Unavailable` after `patience` seconds."""
-        end = time.monotonic() + patience
+    def until(self, condition: Callable[[], Any], timeout: float, what: str) -> None:
+        """Wait for a condition; raises `Unavailable` after `timeout` seconds."""
+        end = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > end:
                 raise Unavailable(
-                    f"timeout: waited {patience:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
+                    f"timeout: waited {timeout:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
                 )
             self._tick()
 
@@ -234,12 +234,12 @@ class Engine:
 
     # ── End of a run ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def come_to_rest(self, patience: float = REST) -> None:
+    def come_to_rest(self, timeout: float = REST) -> None:
         """Wait for the end of every fault and every move, end the source, and wait until everything is delivered."""
-        self.until(lambda: not self._sick, patience, "every target is back")
-        self.until(self.orders.finish, patience, "every move is over")
+        self.until(lambda: not self._sick, timeout, "every target is back")
+        self.until(self.orders.finish, timeout, "every move is over")
         self.deployed.end_source()
-        self.until(self.deployed.has_finished, patience, "everything is delivered")
+        self.until(self.deployed.has_finished, timeout, "everything is delivered")
 
 
 def _end_after(seconds: float, heal: Heal | None, heals: list[Heal]) -> threading.Event:

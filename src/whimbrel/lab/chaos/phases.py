@@ -20,7 +20,7 @@ from whimbrel.lab.chaos.plan import DESTINATION, GATEWAY, MIGRATE, ORCHESTRATOR,
 
 VICTIMS = (SOURCE, DESTINATION, GATEWAY, ORCHESTRATOR)
 TRIES = 3
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds that a move has to end, and its victim to come back."""
 SHARE = 0.6
 """The share of a site's keys that each move takes."""
@@ -101,18 +101,18 @@ def _try(engine: Engine, outcome: Outcome, phase_of: Callable[[str, int], tuple[
         moves.append(engine.orders.order(Move(case.protocol, SHARE, 0.0, deed=deed)))
         return moves[-1].is_new
 
-    engine.until(is_ordered, PATIENCE, "a move can be ordered")
+    engine.until(is_ordered, TIMEOUT, "a move can be ordered")
     move, handle = moves[-1], moves[-1].handle
     assert handle is not None
     target = engine.aim(case.victim, move, with_keys=outcome.after is None)
     if outcome.after is None:
-        seen = engine.reach(move, case.phase, PATIENCE)
+        seen = engine.reach(move, case.phase, TIMEOUT)
     else:  # the phase is too short to be seen; the previous try has shown its time
         time.sleep(max(0.0, ordered + outcome.after - time.monotonic()))
         seen = None
     struck = engine.strike("kill", target, 0.0, move, seen)
-    engine.until(lambda: struck.back_ms is not None, PATIENCE, f"{struck.target} is back")
-    engine.until(engine.orders.finish, PATIENCE, f"{case.protocol} is over")
+    engine.until(lambda: struck.back_ms is not None, TIMEOUT, f"{struck.target} is back")
+    engine.until(engine.orders.finish, TIMEOUT, f"{case.protocol} is over")
     phase, migration = phase_of(struck.migration or handle.ids[0], struck.at_us)
     outcome.found.append(phase)
     outcome.after = middle(migration, case.phase) if phase != case.phase else None

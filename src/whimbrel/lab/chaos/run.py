@@ -64,7 +64,7 @@ def run_every_phase(
 ) -> dict[str, Any]:
     """Kill every party in every phase of every protocol, or in the `wanted` cases; the report also has `phases`."""
     wanted = phases.cases() if wanted is None else wanted
-    scene = Scene(options, SITES[:2], dead=phases.PATIENCE, show=show)
+    scene = Scene(options, SITES[:2], dead=phases.TIMEOUT, show=show)
     outcomes: list[phases.Outcome] = []
 
     def play(engine: Engine) -> None:

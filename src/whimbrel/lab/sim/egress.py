@@ -36,9 +36,9 @@ class File:
 
     durable = False
 
-    def __init__(self, world: World, results: list[Result], patience: float) -> None:
+    def __init__(self, world: World, results: list[Result], commit_interval: float) -> None:
         """`results`: the content on disk."""
-        self._world, self.results, self.patience = world, results, patience
+        self._world, self.results, self.commit_interval = world, results, commit_interval
         self._buffer: list[Result] = []
 
     def check(self, mark: Mark | None) -> None:
@@ -85,7 +85,7 @@ class OutletActor(Actor):
         self.pace *= 1.5
         self.delivered: list[Result] = []
         """The sink's file."""
-        self.patience = world.random.choice([0.0, 0.0, 2.0])
+        self.commit_interval = world.random.choice([0.0, 0.0, 2.0])
         self.letters: Any = SimLog(world)
         """Dead letters, with the numbers that the outlet assigned."""
         self.ghosts = 2
@@ -102,7 +102,7 @@ class OutletActor(Actor):
         self.outlet = Outlet(
             "stage",
             Outboxes(world),
-            [File(world, self.delivered, self.patience)],
+            [File(world, self.delivered, self.commit_interval)],
             self._send_notice,
             self._save,
             lambda: world.now_us,

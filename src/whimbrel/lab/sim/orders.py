@@ -24,7 +24,7 @@ from whimbrel.orchestrator.deeds import Deeds
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
-PATIENCE = 1e9
+DEADLINE = 1e9
 """Seconds until a migration is abandoned: never, because the actor abandons at random."""
 MIXED = "mixed"
 """In place of a protocol: a random one for each migration, so that protocols overlap."""
@@ -197,9 +197,9 @@ class CoordinatorActor(Actor):
         """If set, order only this protocol, not the world's."""
         # Without deadlines, a migration that does not end by itself is detected. But an unreadable message does not
         # name its move, and may be attributed to another one: such moves end by deadline.
-        self.impatience = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
+        self.abort_odds = world.random.choice([0.0, 0.02, 0.1]) if world.chaos else 0.0
         if world.is_harmful:
-            self.impatience = max(self.impatience, 0.02)
+            self.abort_odds = max(self.abort_odds, 0.02)
         self.gateway: Any = Gateway(world)
         self.sites: Any = {site: Site(world, site) for site in {*world.sites.values()}}
         self.revive()
@@ -253,14 +253,14 @@ class CoordinatorActor(Actor):
         if standbys and rng.random() < 0.2:
             self.decisions.handle(STAGE, rng.choice(standbys).move.id, Takeover())
             return True
-        if open_ones and rng.random() < self.impatience:
+        if open_ones and rng.random() < self.abort_odds:
             self.decisions.handle(STAGE, rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
             return True
         more = self.ordered < self.wanted and self.asked < 20
         if more and rng.random() < 0.3:
             self._order()
             return True
-        waits = standbys or more or world.suspects or (open_ones and self.impatience)
+        waits = standbys or more or world.suspects or (open_ones and self.abort_odds)
         return bool(waits or (world.saves and self.coordinator.losses.interrupted()))
 
     def _do(self, place: Place) -> None:
@@ -289,7 +289,7 @@ class CoordinatorActor(Actor):
         options = {name: rng.choice(OPTIONS[name]) for name in sorted(SIZES)}
         order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
         try:
-            (id,) = self.decisions.order([order], PATIENCE)
+            (id,) = self.decisions.order([order], DEADLINE)
         except Refused:
             return False
         if lost in world.suspects:
@@ -315,6 +315,6 @@ class CoordinatorActor(Actor):
         site = self.coordinator.sites[destination]
         order = Order(STAGE, [(selection, destination)], site, protocol, options)
         try:
-            self.ordered += bool(self.decisions.order([order], PATIENCE))
+            self.ordered += bool(self.decisions.order([order], DEADLINE))
         except Refused:
             return
