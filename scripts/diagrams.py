@@ -108,13 +108,13 @@ def diagram(protocol: Protocol) -> str:
         answers.setdefault(arrow, set()).add(commands)
     labels: dict[tuple[str, str, str], list[str]] = {}
     for arrow, given in answers.items():
-        said = label(given)
-        if arrow.start != arrow.end or said:
-            labels.setdefault((arrow.start, arrow.end, said), []).append(arrow.event)
+        text = label(given)
+        if arrow.start != arrow.end or text:
+            labels.setdefault((arrow.start, arrow.end, text), []).append(arrow.event)
     phases = [phase for phase, _ in protocol.table]
     lines = ["stateDiagram-v2", f"    [*] --> {ORDERED}"]
-    for (start, end, said), events in sorted(labels.items(), key=lambda item: phases.index(item[0][0])):
-        lines.append(f"    {start} --> {end}: {' or '.join(events)}{said}")
+    for (start, end, text), events in sorted(labels.items(), key=lambda item: phases.index(item[0][0])):
+        lines.append(f"    {start} --> {end}: {' or '.join(events)}{text}")
     lines += [f"    {DONE} --> [*]", f"    {ABORTED} --> [*]"]
     return "\n".join(lines)
 
@@ -123,8 +123,8 @@ def label(given: set[tuple[str, ...]]) -> str:
     """The commands of a step; in brackets those that are returned only after certain earlier events."""
     always = set.intersection(*map(set, given))
     names = sorted({name for commands in given for name in commands})
-    said = ", ".join(name if name in always else f"[{name}]" for name in names)
-    return f" / {said}" if said else ""
+    text = ", ".join(name if name in always else f"[{name}]" for name in names)
+    return f" / {text}" if text else ""
 
 
 def again(protocol: Protocol) -> str:

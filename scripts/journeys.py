@@ -189,9 +189,9 @@ class Place:
             inbox_of(to).append(blob, count=len(messages), writer=self.name, counter=number, lane=Lane.CONTROL)
         blob = join_outgoing([wire.encode(Outgoing(out.results, out.notices))], {}, {})
         self.outbox.append(blob, count=len(out.results), writer=self.name, counter=number)
-        lines = [f"message to {message.to}: {told(message.kind, message.body)}" for message in out.messages]
+        lines = [f"message to {message.to}: {described(message.kind, message.body)}" for message in out.messages]
         lines += [f"result {result_told(result)}" for result in out.results]
-        return lines + [f"notice {notice_told(notice)}" for notice in out.notices]
+        return lines + [f"notice {notice_described(notice)}" for notice in out.notices]
 
 
 class Harness:
@@ -265,7 +265,7 @@ class Harness:
                     lines += [f"released {result_told(r)}" for r in released]
                     lines += [f"held     {result_told(r)}" for r in outgoing.results if r not in released]
                     for notice in outgoing.notices:
-                        lines.append(f"heard    {notice_told(notice)}")
+                        lines.append(f"heard    {notice_described(notice)}")
                         freed = self.gate.close(notice) if isinstance(notice, Closed) else []
                         lines += [f"released {result_told(r)}" for r in freed]
                         released = released + freed
@@ -281,8 +281,8 @@ class Harness:
             lines.append(f"inbox of {name}")
             for lane in (Lane.CONTROL, Lane.DATA):
                 for entry in place.inbox.read(0, lane=lane):
-                    said = [told(r.kind, r.body, r) for r in codec.records(entry)]
-                    lines.append(f"  {lane.name.lower():7} {entry.position}  {', '.join(said)}")
+                    text = [described(r.kind, r.body, r) for r in codec.records(entry)]
+                    lines.append(f"  {lane.name.lower():7} {entry.position}  {', '.join(text)}")
         return "\n".join(lines)
 
     def results(self) -> str:
@@ -292,7 +292,7 @@ class Harness:
         return "\n".join(lines)
 
 
-def told(kind: int, body: Any, record: Record | None = None) -> str:
+def described(kind: int, body: Any, record: Record | None = None) -> str:
     """A record of an inbox in a few words."""
     name = Kind(kind).name
     if kind == Kind.DATA:
@@ -322,7 +322,7 @@ def result_told(result: Result, short: bool = False) -> str:
     return f"{result.key} average {average} (epoch {result.epoch}, seq {place(result.seq)})"
 
 
-def notice_told(notice: Any) -> str:
+def notice_described(notice: Any) -> str:
     """A notice in a few words."""
     return f"{type(notice).__name__} {notice.move} from {notice.instance}, part {notice.part + 1}/{notice.parts}"
 

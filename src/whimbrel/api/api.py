@@ -84,10 +84,10 @@ def make_app(control: Control, stopping: threading.Event) -> FastAPI:
         _instances(control, once),
     ):
         app.include_router(router)
-    app.add_exception_handler(WhimbrelError, _tell)
-    app.add_exception_handler(Exception, _tell)
-    app.add_exception_handler(RequestValidationError, _tell_invalid)
-    app.add_exception_handler(HTTPException, _tell_http)
+    app.add_exception_handler(WhimbrelError, _answer_error)
+    app.add_exception_handler(Exception, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
     return app
 
 
@@ -98,8 +98,8 @@ async def named(call: Call, idempotency_key: Annotated[str | None, Header(patter
     """The request of a call: its sender, and its idempotency key, if it has one."""
     user: User | None = call.scope.get(USER)
     by = "over REST" if user is None else f"{visible(user.name)} over REST"
-    said = hashlib.sha256(f"{call.method} {call.url.path}\n".encode() + await call.body()).hexdigest()
-    return Request(idempotency_key, said, by)
+    digest = hashlib.sha256(f"{call.method} {call.url.path}\n".encode() + await call.body()).hexdigest()
+    return Request(idempotency_key, digest, by)
 
 
 Named = Annotated[Request, Depends(named)]
@@ -118,7 +118,7 @@ class Once:
         with self._answering(request) as found:
             return act() if found is None else found
 
-    def tell(self, request: Request, act: Callable[[], object]) -> None:
+    def perform(self, request: Request, act: Callable[[], object]) -> None:
         """Do something idempotent; it is journalled when it is done."""
         with self._answering(request) as found:
             if found is None:
@@ -225,13 +225,13 @@ def _moving(control: Control, once: Once, stopping: threading.Event) -> APIRoute
     @router.post("/migrations/{id:path}/abort")
     def abort(id: str, body: Abort, request: Named) -> MigrationStatus:
         """Abort a migration, if it has not passed its point of no return."""
-        once.tell(request, lambda: control.abort(id, body.reason, by=request.by))
+        once.perform(request, lambda: control.abort(id, body.reason, by=request.by))
         return views.migration(control, id)
 
     @router.post("/migrations/{id:path}/take_over")
     def take_over(id: str, request: Named) -> MigrationStatus:
         """Let a warm standby take over its keys."""
-        once.tell(request, lambda: control.take_over(id, by=request.by))
+        once.perform(request, lambda: control.take_over(id, by=request.by))
         return views.migration(control, id)
 
     @router.get("/migrations/{id:path}")
@@ -260,13 +260,13 @@ def _links(control: Control, once: Once) -> APIRouter:
     @router.post("/links/cut")
     def cut(body: Pair, request: Named) -> Receipt:
         """Cut the link between two sites."""
-        once.tell(request, lambda: control.cut(body.site, body.other))
+        once.perform(request, lambda: control.cut(body.site, body.other))
         return Receipt()
 
     @router.post("/links/mend")
     def mend(body: Pair, request: Named) -> Receipt:
         """Restore the link between two sites."""
-        once.tell(request, lambda: control.mend(body.site, body.other))
+        once.perform(request, lambda: control.mend(body.site, body.other))
         return Receipt()
 
     return router
@@ -288,19 +288,19 @@ def _instances(control: Control, once: Once) -> APIRouter:
     @router.post("/checkpoint")
     def save(instance: str, request: Named) -> Checkpoint:
         """Order an increment of an instance, and of its whole stage, to the central store now."""
-        once.tell(request, lambda: control.save(instance))
+        once.perform(request, lambda: control.save(instance))
         return views.checkpoint(control, instance)
 
     @router.post("/pause")
     def pause(instance: str, request: Named) -> InstanceStatus:
         """Let an instance finish its batch, then pause it."""
-        once.tell(request, lambda: control.pause(instance))
+        once.perform(request, lambda: control.pause(instance))
         return views.state(control, instance)
 
     @router.post("/resume")
     def resume(instance: str, request: Named) -> InstanceStatus:
         """Resume a paused instance."""
-        once.tell(request, lambda: control.resume(instance))
+        once.perform(request, lambda: control.resume(instance))
         return views.state(control, instance)
 
     @router.post("/invoke")
@@ -325,11 +325,11 @@ def _receipt(*handles: Handle) -> Receipt:
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _tell(call: Call, error: Exception) -> JSONResponse:
+async def _answer_error(call: Call, error: Exception) -> JSONResponse:
     return _answer(*problem_of(error))
 
 
-async def _tell_invalid(call: Call, error: Exception) -> JSONResponse:
+async def _answer_invalid(call: Call, error: Exception) -> JSONResponse:
     """The answer to a call that does not match the schema: the first error, and where it is."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
@@ -338,7 +338,7 @@ async def _tell_invalid(call: Call, error: Exception) -> JSONResponse:
     return _answer(400 if first["type"] == "json_invalid" else status, problem)
 
 
-async def _tell_http(call: Call, error: Exception) -> JSONResponse:
+async def _answer_http(call: Call, error: Exception) -> JSONResponse:
     """The answer to a call that the framework itself refuses."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:

@@ -192,9 +192,9 @@ class Client:
                 continue
             if answer.status_code == 200:
                 break
-            told = error_of(answer.status_code, answer.content)
-            if type(told) is not Retry or time.monotonic() > retry_until:
-                raise told
+            problem = error_of(answer.status_code, answer.content)
+            if type(problem) is not Retry or time.monotonic() > retry_until:
+                raise problem
             time.sleep(PAUSE)  # an earlier attempt of this call, whose answer was lost, is still being processed
         try:
             return msgspec.json.decode(answer.content, type=kind)
@@ -254,7 +254,7 @@ class RemoteHandle:
     def _wait(self, timeout: float | None, *, warm: bool) -> RemoteHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         for id in self.ids:
-            heard, waits = time.monotonic(), True
+            answered, waits = time.monotonic(), True
             while True:
                 left = LOOK if deadline is None else max(0.0, min(LOOK, deadline - time.monotonic()))
                 left = left if waits else 0.0
@@ -262,12 +262,12 @@ class RemoteHandle:
                     found = self._client.migration(id, left, warm=warm)
                 except Unavailable:
                     now = time.monotonic()
-                    if now - heard > AWAY or (deadline is not None and now > deadline):
+                    if now - answered > AWAY or (deadline is not None and now > deadline):
                         raise
                     time.sleep(PAUSE)
                     waits = not waits  # the server may have too many waiting calls: then poll without waiting
                     continue
-                heard = time.monotonic()
+                answered = time.monotonic()
                 if found.is_over or (warm and found.is_standby):
                     break
                 if deadline is not None and time.monotonic() >= deadline:

@@ -29,7 +29,7 @@ from whimbrel.gateway.gateway import CHANGED, Gateway
 from whimbrel.log import codec
 from whimbrel.log.backoff import Backoff
 from whimbrel.log.spool import IncrementSpool
-from whimbrel.site.status import told
+from whimbrel.site.status import described
 
 LOGGER = logging.getLogger("whimbrel.checkpoints")
 FIRST, MOST = 0.2, 10.0
@@ -110,7 +110,7 @@ class Checkpointer:
             horizon=self._gateway.horizon(),
             unsaved=self._gateway.behind_horizon(),
             under_way_bytes=sum(one.spool.under_way for one in list(self._uploaders.values())),
-            error=told(self.backoff.error),
+            error=described(self.backoff.error),
         )
 
     # ── Work ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -67,10 +67,10 @@ def overhead(
 
     console = Console()
     alone = in_process(rounds)
-    _tell_ratio(console, "the processor alone", alone)
+    _print_ratio(console, "the processor alone", alone)
     with brief_session("whimbrel-bench") as (spark, folder):
         whole = through_spark(spark, folder, batches)
-    _tell_ratio(console, "micro-batches through Spark", whole)
+    _print_ratio(console, "micro-batches through Spark", whole)
     if json is not None:
         figures = {"ratio": alone["ratio"], "in_process": alone, "through_spark": whole}
         report.write({**report.heading(seed), **figures}, json)
@@ -79,7 +79,7 @@ def overhead(
         raise typer.Exit(1)
 
 
-def _tell_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
+def _print_ratio(console: Console, what: str, figures: dict[str, Any]) -> None:
     times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in figures["batch_ms"].items())
     console.print(f"{what}: {figures['ratio']:.3f} × ({times}; {figures['batches']} batches)", highlight=False)
 
@@ -118,8 +118,8 @@ def checkpoints(
             show=lambda what: console.print(what, style="dim", highlight=False),
         )
     for what, ratio in figures["ratio"].items():
-        told = ", ".join(f"{name} {value:,.3f}" for name, value in figures[what].items())
-        console.print(f"{what}: {ratio:.3f} × ({told})", highlight=False)
+        text = ", ".join(f"{name} {value:,.3f}" for name, value in figures[what].items())
+        console.print(f"{what}: {ratio:.3f} × ({text})", highlight=False)
     if json is not None:
         report.write({**report.heading(seed), **figures}, json)
     if not figures["results_right"]:
@@ -147,7 +147,7 @@ def latency(
         console.print(f"{name}: median {median(times):.0f} ms of {len(times)} micro-batches", highlight=False)
 
     figures = measure(rounds, batches, rows, show)
-    told = ", ".join(f"{name} {ms:.0f} ms" for name, ms in figures["batch_ms"].items())
-    console.print(f"{figures['ratio']:.2f} × ({told})", highlight=False)
+    text = ", ".join(f"{name} {ms:.0f} ms" for name, ms in figures["batch_ms"].items())
+    console.print(f"{figures['ratio']:.2f} × ({text})", highlight=False)
     if json is not None:
         report.write({**report.heading(seed), **figures}, json)

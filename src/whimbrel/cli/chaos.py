@@ -21,7 +21,7 @@ from whimbrel.lab.chaos import run as scene
 from whimbrel.lab.chaos.phases import VICTIMS, cases
 from whimbrel.lab.chaos.plan import KINDS
 
-EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.says})" for name, kind in KINDS.items())
+EPILOG = "Kinds of faults: " + "; ".join(f"{name} ({kind.meaning})" for name, kind in KINDS.items())
 
 
 def chaos(

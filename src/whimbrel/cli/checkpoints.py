@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from whimbrel.cli.screen import Sheet, say, version, write
+from whimbrel.cli.screen import Sheet, echo, version, write
 from whimbrel.core.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def checkpoints(
     if any(found.values()):
         Console().print(_table(found))
     else:
-        say(f"no checkpoints at {url}")
+        echo(f"no checkpoints at {url}")
     if json is not None:
         write({"whimbrel": version("whimbrel"), "url": url, "stages": msgspec.to_builtins(found)}, json)
 

@@ -106,28 +106,30 @@ def _run(console: Console, comparison: Comparison) -> None:
             place = f"run {number} of {len(comparison.plan)}" if number else "warm-up"
             live.update(f"{place}: {setting.label}: {what}")
 
-    def tell(number: int, setting: Setting, done: dict[str, Any]) -> None:
+    def report(number: int, setting: Setting, done: dict[str, Any]) -> None:
         console.print(
-            f"{number:3} of {len(comparison.plan)}  {setting.label}: {_told(done)}", highlight=False, soft_wrap=True
+            f"{number:3} of {len(comparison.plan)}  {setting.label}: {_described(done)}",
+            highlight=False,
+            soft_wrap=True,
         )
 
     shown: AbstractContextManager[Any] = live or nullcontext()
     try:
         with shown:
-            comparison.run(spark, show, tell)
+            comparison.run(spark, show, report)
     finally:
         spark.stop()
 
 
-def _told(run: dict[str, Any]) -> str:
+def _described(run: dict[str, Any]) -> str:
     """One run as a line."""
     if "error" in run:
         return f"[red]failed[/]: {run['error']}"
     found = figures(run)
-    told = [f"{HEADINGS[name]} {_figure(name, found[name])}" for name in _shown(found)]
+    text = [f"{HEADINGS[name]} {_figure(name, found[name])}" for name in _shown(found)]
     broken = [f"[red]{name} {run['records'][name]}[/]" for name in FAULTS if run["records"][name]]
     outcomes = [f"[red]{m['outcome']}: {m['reason']}[/]" for m in run["migrations"] if m["outcome"] != "done"]
-    return ", ".join(told + broken + outcomes)
+    return ", ".join(text + broken + outcomes)
 
 
 def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path | None) -> None:
@@ -144,10 +146,10 @@ def _conclude(console: Console, comparison: Comparison, plots: Path, json: Path 
         console.print(_summary(done))
         for label, versus in done["ratios"].items():
             for baseline, ratio in versus.items():
-                told = ", ".join(f"{HEADINGS[name]} × {ratio[name]:.2f}" for name in RATIOS if name in ratio)
-                console.print(f"{label} / {baseline.removeprefix('vs_')}: {told}", highlight=False)
-        for told in (*_growth(done.get("growth", {})), *_prices(done.get("restoration", {}))):
-            console.print(told, highlight=False)
+                text = ", ".join(f"{HEADINGS[name]} × {ratio[name]:.2f}" for name in RATIOS if name in ratio)
+                console.print(f"{label} / {baseline.removeprefix('vs_')}: {text}", highlight=False)
+        for text in (*_growth(done.get("growth", {})), *_prices(done.get("restoration", {}))):
+            console.print(text, highlight=False)
     if done["published"]:
         console.print(_published(done["published"]))
     console.print("\n".join([*(f"picture: {path}" for path in done["pictures"]), f"report:  {result}"]))

@@ -205,8 +205,8 @@ def up(
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
     commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
     if is_wanted():
-        _say("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
-    supervise(commands, _say, _finished(data, tls) if until_done else lambda: False)
+        _report("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
+    supervise(commands, _report, _finished(data, tls) if until_done else lambda: False)
 
 
 def _names(sites: str) -> list[str]:
@@ -218,7 +218,7 @@ def _address(store: str | None) -> str | None:
     return store if store is None or "://" in store else str(Path(store).resolve())
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     typer.echo(line)
     sys.stdout.flush()
 

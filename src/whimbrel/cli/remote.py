@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from whimbrel.api.client import Client, RemoteHandle, connect
-from whimbrel.cli.screen import Sheet, say, shown, write
+from whimbrel.cli.screen import Sheet, echo, shown, write
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import BINS
 from whimbrel.core.protocols import PROTOCOLS, SIZES
@@ -71,12 +71,12 @@ def status(
     moving = {id: p for s in found["stages"].values() for id, p in s["migrations"].items() if p not in _OVER}
     if moving:
         by = {id: name for s in found["stages"].values() for id, name in s.get("ordered_by", {}).items()}
-        say("under way: " + ", ".join(f"{id} {phase}{_ordered(by.get(id))}" for id, phase in moving.items()))
+        echo("under way: " + ", ".join(f"{id} {phase}{_ordered(by.get(id))}" for id, phase in moving.items()))
     for full in found.get("disks", {}).values():
         console.print(f"[bold yellow]{shown(full)}[/]")
     for name, one in found.get("held_up", {}).items():
-        told = f"{name}: held up for {one['for_s']:.0f} s, next try in {one['retry_s']:.0f} s: {one['why']}"
-        console.print(f"[bold yellow]{shown(told)}[/]")
+        text = f"{name}: held up for {one['for_s']:.0f} s, next try in {one['retry_s']:.0f} s: {one['why']}"
+        console.print(f"[bold yellow]{shown(text)}[/]")
     for error in filter(None, (found["source"]["error"], found["error"])):
         console.print(f"[bold red]{shown(error)}[/]")
     _write(found, json)
@@ -164,7 +164,7 @@ def story(
     """
     with _connected(url, token, data, certificate) as client:
         found = client.story(id)
-    say(*found)
+    echo(*found)
     _write(found, json)
 
 
@@ -241,7 +241,7 @@ def drain(
 
 def _follow(handle: RemoteHandle, wait: bool, json: Path | None) -> None:
     console = Console()
-    say(*handle.why)
+    echo(*handle.why)
     if handle.is_noop:
         console.print("already there: nothing to move")
     elif wait:

@@ -24,7 +24,7 @@ def shown(text: object) -> str:
     return escape(visible(text))
 
 
-def say(*lines: object) -> None:
+def echo(*lines: object) -> None:
     """Print lines with external text, without markup."""
     for line in lines:
         Console().print(visible(line), markup=False, highlight=False)

@@ -75,7 +75,7 @@ def sim(
             "violations": int(violation is not None),
             "first_violation": msgspec.to_builtins(violation),
             "seconds": seconds,
-            "sabotages": {off: _told(outcome) for off, outcome in outcomes.items() if off},
+            "sabotages": {off: _described(outcome) for off, outcome in outcomes.items() if off},
             "seen": {name: dict(sorted(tally.items())) for name, tally in total.tallies.items()},
         }
         report.write(figures, json)
@@ -147,7 +147,7 @@ def _chosen(kind: str, name: str, known: list[str]) -> list[str]:
 # ── Reporting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _told(outcome: Outcome) -> str:
+def _described(outcome: Outcome) -> str:
     return f"caught at seed {outcome.found.seed}" if outcome.found else "not caught"
 
 
@@ -178,5 +178,7 @@ def _sabotage_table(outcomes: dict[str | None, Outcome]) -> Table:
     table = Table("without", "", "protocol", "by", box=None)
     for name, outcome in outcomes.items():
         found = outcome.found
-        table.add_row(name, _told(outcome), found.protocol if found else "", escape(found.what[:80]) if found else "")
+        table.add_row(
+            name, _described(outcome), found.protocol if found else "", escape(found.what[:80]) if found else ""
+        )
     return table

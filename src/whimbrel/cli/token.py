@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from whimbrel.api.tokens import FILES, Tokens
-from whimbrel.cli.screen import Sheet, say
+from whimbrel.cli.screen import Sheet, echo
 from whimbrel.core.errors import Refused
 from whimbrel.rpc.access import rotate_credentials
 
@@ -52,7 +52,7 @@ def revoke(name: Name, data: Data) -> None:
     Example: whimbrel token revoke grafana --data whimbrel-data
     """
     _tokens(data).revoke(name)
-    say(f"the token of {name} is revoked")
+    echo(f"the token of {name} is revoked")
 
 
 @token.command()
@@ -71,11 +71,11 @@ def rotate(
     """
     tokens = _tokens(data)
     if roles:
-        say(f"rotated: {', '.join(rotate_credentials(data)) or 'no process has a credential here yet'}")
+        echo(f"rotated: {', '.join(rotate_credentials(data)) or 'no process has a credential here yet'}")
         return
     made = tokens.rotate(name)
     if name in FILES:
-        say(f"the new token of {name} is in {data / FILES[name][0]}")
+        echo(f"the new token of {name} is in {data / FILES[name][0]}")
     else:
         typer.echo(made)
 

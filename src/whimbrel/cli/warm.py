@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whimbrel.cli.screen import say
+from whimbrel.cli.screen import echo
 
 
 def warm(
@@ -20,7 +20,7 @@ def warm(
     from whimbrel.spark.archive import is_wanted
 
     if not again and not is_wanted():
-        say("there is an archive for this Java and this Spark, or this Java cannot make one; --again tries again")
+        echo("there is an archive for this Java and this Spark, or this Java cannot make one; --again tries again")
         return
-    say("running a small pipeline to collect its classes; takes about a minute, once")
-    say(f"made {make_archive()}")
+    echo("running a small pipeline to collect its classes; takes about a minute, once")
+    echo(f"made {make_archive()}")

@@ -178,5 +178,5 @@ class Serving:
     def _park(self, entry: Entry, record: Record, error: Exception, out: Emissions) -> None:
         reason = f"{type(error).__name__}: {error}"
         event = record.body if record.kind == Kind.DATA else {"timer": entry.timers[0]}
-        told = msgspec.json.encode(event, enc_hook=repr).decode()
-        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, told, record.epoch))
+        event_json = msgspec.json.encode(event, enc_hook=repr).decode()
+        out.notices.append(Parked(self.name, record.key, record.seq, record.src, reason, event_json, record.epoch))

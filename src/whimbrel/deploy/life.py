@@ -132,11 +132,11 @@ class Heart:
             if self._stopping.wait(BEAT):
                 return
 
-    def _complain(self, told: str) -> None:
+    def _complain(self, reason: str) -> None:
         """Log why a heartbeat failed: once, after the second failure in a row, as the orchestrator may be starting."""
-        if told == self._complaint and not self._complained:
-            LOGGER.warning("the orchestrator does not receive the heartbeats of this process: %s", told)
-        self._complaint, self._complained = told, told == self._complaint
+        if reason == self._complaint and not self._complained:
+            LOGGER.warning("the orchestrator does not receive the heartbeats of this process: %s", reason)
+        self._complaint, self._complained = reason, reason == self._complaint
 
 
 def orchestrator_at(data: Path, credential: Credential, url: str | None, tls: Tls | None = None) -> OrchestratorPort:

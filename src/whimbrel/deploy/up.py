@@ -24,14 +24,14 @@ STOP_TIMEOUT = 20.0
 """Seconds that children have to end after SIGTERM."""
 PERIOD = 0.1
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Child:
     """One child process, restarted as often as necessary."""
 
-    def __init__(self, name: str, command: Sequence[str], say: Say) -> None:
-        self.name, self._command, self._say = name, command, say
+    def __init__(self, name: str, command: Sequence[str], report: Report) -> None:
+        self.name, self._command, self._report = name, command, report
         self._process: subprocess.Popen[bytes] | None = None
         self._born, self._due, self._pause = 0.0, 0.0, FIRST
 
@@ -42,7 +42,7 @@ class Child:
             if now >= self._due:
                 self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
                 self._born = now
-                self._say(f"{self.name} runs as {self._process.pid}")
+                self._report(f"{self.name} runs as {self._process.pid}")
             return
         status = self._process.poll()
         if status is None:
@@ -53,7 +53,7 @@ class Child:
         self._pause = FIRST if now - self._born > CALM else min(2 * self._pause, MOST)
         self._due = now + self._pause
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        self._say(f"{self.name} has ended ({how}); it is started again in {self._pause:g} s")
+        self._report(f"{self.name} has ended ({how}); it is started again in {self._pause:g} s")
 
     def end(self) -> None:
         """Send SIGTERM to the child."""
@@ -67,7 +67,7 @@ class Child:
         try:
             self._process.wait(max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
-            self._say(f"{self.name} does not end, and is killed")
+            self._report(f"{self.name} does not end, and is killed")
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -80,9 +80,9 @@ class Child:
         self._process = None
 
 
-def supervise(commands: Mapping[str, Sequence[str]], say: Say, has_finished: Callable[[], bool]) -> None:
+def supervise(commands: Mapping[str, Sequence[str]], report: Report, has_finished: Callable[[], bool]) -> None:
     """Run all of these until SIGTERM or Ctrl-C, or until everything has finished. Called in the main thread."""
-    children = [Child(name, command, say) for name, command in commands.items()]
+    children = [Child(name, command, report) for name, command in commands.items()]
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -93,9 +93,9 @@ def supervise(commands: Mapping[str, Sequence[str]], say: Say, has_finished: Cal
             for child in children:
                 child.look()
             time.sleep(PERIOD)
-        say("everything is delivered")
+        report("everything is delivered")
     except KeyboardInterrupt:
-        say("ending")
+        report("ending")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

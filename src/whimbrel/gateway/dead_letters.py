@@ -41,7 +41,9 @@ class DeadLetters:
 
     def put(self, bad: BadRecord, source: str, position: int, row: Any = None, *, writer: str, counter: int) -> None:
         """Append a row that the intake refused. Counters of a writer must grow: see `DeadLetters`."""
-        self._append(DeadLetter(bad.reason, str(bad), source, position, _told(bad, row)[:SNIPPET]), writer, counter)
+        self._append(
+            DeadLetter(bad.reason, str(bad), source, position, _described(bad, row)[:SNIPPET]), writer, counter
+        )
 
     def park(self, parked: Parked, *, writer: str, counter: int) -> None:
         """Append a record on which an operator failed."""
@@ -73,7 +75,7 @@ class DeadLetters:
         return {letter.position for letter in self if letter.source == source and letter.position >= start}
 
 
-def _told(bad: BadRecord, row: Any) -> str:
+def _described(bad: BadRecord, row: Any) -> str:
     if row is None:
         return bad.record
     try:

@@ -86,15 +86,15 @@ class Carrier:
         before, now = last_entry(self._outbox), wire.unpack(blob, OutboxEntry)
         if before.renewed or batch_id != self._outbox.counter(self._writer()):
             return None
-        told = f"batch {batch_id} of {self._writer()} was repeated, and differs from the first time"
+        text = f"batch {batch_id} of {self._writer()} was repeated, and differs from the first time"
         if (before.start, before.end) != (now.start, now.end):
-            return f"{told}: it applied {before.start} to {before.end} of its inbox, now {now.start} to {now.end}"
+            return f"{text}: it applied {before.start} to {before.end} of its inbox, now {now.start} to {now.end}"
         pairs = zip_longest(*([result for one in entry.outgoing for result in one.results] for entry in (before, now)))
         for first, again in pairs:
             if first != again:
                 key = (first or again).key
                 return (
-                    f"{told}: {self._operator} gave {_shown(first)} for key {key!r}, now {_shown(again)}. An operator "
+                    f"{text}: {self._operator} gave {_shown(first)} for key {key!r}, now {_shown(again)}. An operator "
                     "must depend on nothing but its arguments (ctx.now and ctx.random in place of clock and random), "
                     "and its code must not change while a batch is unfinished"
                 )

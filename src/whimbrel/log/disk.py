@@ -40,9 +40,9 @@ class Disk:
         if not short:
             return None
         free, folder = min(short)
-        return self.told(f"{free / (1 << 20):,.0f} MiB free at {folder}, {wanted / (1 << 20):,.0f} needed")
+        return self.message(f"{free / (1 << 20):,.0f} MiB free at {folder}, {wanted / (1 << 20):,.0f} needed")
 
-    def told(self, why: object) -> str:
+    def message(self, why: object) -> str:
         """The message for the user."""
         return f"the disk of {self.owner} is full ({why}): its intake is paused; free space and it resumes by itself"
 

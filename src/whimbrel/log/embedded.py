@@ -94,7 +94,7 @@ class EmbeddedLog:
             if counter <= last:
                 taken = _taken(db, writer, counter, lane, head)
                 if taken != given and not (taken is None and replays):
-                    raise diverged(str(self.path), writer, counter, last, _told(taken), _told(given))
+                    raise diverged(str(self.path), writer, counter, last, _described(taken), _described(given))
                 return None
             db.execute(
                 "DELETE FROM entries WHERE rowid IN"
@@ -310,7 +310,7 @@ def _taken(db: sqlite3.Connection, writer: str, counter: int, lane: Lane, head: 
     return found
 
 
-def _told(taken: tuple[int, int] | None) -> str:
+def _described(taken: tuple[int, int] | None) -> str:
     return "trimmed that entry" if taken is None else f"{taken[0]} records with checksum {taken[1]:08x}"
 
 

@@ -28,8 +28,8 @@ def lock_role(data: Path, role: str) -> ExitStack:
         stack.enter_context(
             _locked(data / "lock", fcntl.LOCK_SH, f"another run uses {data}; stop it, or choose another directory")
         )
-        told = f"{role} is running already in {data}; stop it first, or choose another directory"
-        stack.enter_context(_locked(data / f"{role}.lock", fcntl.LOCK_EX, told))
+        conflict = f"{role} is running already in {data}; stop it first, or choose another directory"
+        stack.enter_context(_locked(data / f"{role}.lock", fcntl.LOCK_EX, conflict))
         held = stack.pop_all()
     return held
 
@@ -41,12 +41,12 @@ def lock_tokens(data: Path) -> IO[str]:
     )
 
 
-def _locked(path: Path, kind: int, told: str) -> IO[str]:
+def _locked(path: Path, kind: int, conflict: str) -> IO[str]:
     claim(path.parent)
     file = open(path, "a", opener=opener)  # noqa: SIM115 - the lock is held while it is open
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise Conflict(told) from error
+        raise Conflict(conflict) from error
     return file

@@ -34,7 +34,9 @@ class MemoryLog:
                 if taken is None and replays:
                     return None
                 if taken is None or taken[1:] != (count, blob):
-                    raise diverged("memory log", writer, counter, last, _told(taken), _told(Entry(-1, count, blob)))
+                    raise diverged(
+                        "memory log", writer, counter, last, _described(taken), _described(Entry(-1, count, blob))
+                    )
                 return None
             position = ruler.tail
             ruler.entries.append(Entry(position, count, blob))
@@ -143,5 +145,5 @@ class _Ruler:
         return start - self.head
 
 
-def _told(entry: Entry | None) -> str:
+def _described(entry: Entry | None) -> str:
     return "trimmed that entry" if entry is None else f"{entry.records} records, {str(entry.blob)[:200]}"

@@ -33,7 +33,7 @@ from whimbrel.orchestrator.orders import Answered, Receipt, Request
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.orchestrator.stage import Reach, Shape, StageControl
 from whimbrel.site.links import Given, check_pair, links_of
-from whimbrel.site.status import told
+from whimbrel.site.status import described
 
 
 class Control:
@@ -210,7 +210,7 @@ class Control:
             "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
             "disks": {name: full for name, full in disks.items() if full},
             "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},
-            "error": told(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
+            "error": described(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
         }
 
     def _status_of(self, stage: StageControl, flow: FlowStatus) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Receipt:
 class Answered:
     """A journalled receipt, with a digest of the request that it answers."""
 
-    said: str
+    digest: str
     receipt: Receipt
 
 
@@ -32,16 +32,16 @@ class Request:
     """A request: its idempotency name, if it may be retried; a digest of its content; and its sender."""
 
     name: str | None
-    said: str = ""
+    digest: str = ""
     by: str = ""
 
     def answered(self, ids: Sequence[str] = (), why: Sequence[str] = ()) -> tuple[str, bytes] | None:
         """The journal entry of the answered request: its name and a receipt. None if it has no name."""
-        return None if self.name is None else (self.name, wire.pack(Answered(self.said, Receipt([*ids], [*why]))))
+        return None if self.name is None else (self.name, wire.pack(Answered(self.digest, Receipt([*ids], [*why]))))
 
     def check(self, answered: Answered) -> Receipt:
         """The receipt of the first attempt. Raises `Refused` if the name was used for a different request."""
-        if answered.said != self.said:
+        if answered.digest != self.digest:
             raise Refused(
                 f"the request {self.name!r} was already answered for different content; give this one a new name"
             )
@@ -146,19 +146,19 @@ def status_of(migration: Migration) -> MigrationStatus:
 def story_of(migrations: Sequence[Migration]) -> list[str]:
     """The sender and the events of migrations: one line each, with its time in UTC. The line that ends a phase has the
     phase's duration in seconds."""
-    told: list[str] = []
+    lines: list[str] = []
     for migration in migrations:
         story, id, began_us = migration.story, migration.move.id, migration.ordered_us
         if migration.ordered_by:
-            told.append(line_of(id, ORDERED, f"ordered by {migration.ordered_by}", began_us))
+            lines.append(line_of(id, ORDERED, f"ordered by {migration.ordered_by}", began_us))
         following = [*(line.phase for line in story[1:]), migration.phase]
         for line, phase in zip(story, following, strict=False):
             took = ""
             if phase != line.phase:
                 took = f" ({line.phase} took {max(line.at_us - began_us, 0) / 1e6:.3f} s)"
                 began_us = line.at_us
-            told.append(line_of(id, line.phase, f"{line.event}{took}", line.at_us))
-    return told
+            lines.append(line_of(id, line.phase, f"{line.event}{took}", line.at_us))
+    return lines
 
 
 def line_of(id: str, phase: str, event: str, at_us: int) -> str:

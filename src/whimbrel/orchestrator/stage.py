@@ -97,10 +97,10 @@ class StageControl:
         """
         owners, sites = self.owners(), dict(self.coordinator.sites)
         # A dead instance without keys has no results that would count.
-        heard = [name for name, site in sites.items() if name in owners or not self._reach.is_dead(site)]
+        awaited = [name for name, site in sites.items() if name in owners or not self._reach.is_dead(site)]
         return (
-            not [name for name in self.instances.leaving if name in heard]
-            and all(map(self.has_applied, heard))
+            not [name for name in self.instances.leaving if name in awaited]
+            and all(map(self.has_applied, awaited))
             and self._reach.gateway.is_drained(self.name)
         )
 

@@ -45,7 +45,7 @@ from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.ages import check_messages, check_way_in, check_way_out
 from whimbrel.site.forwarder import number as handed_on
-from whimbrel.site.status import told
+from whimbrel.site.status import described
 
 if TYPE_CHECKING:
     from whimbrel.checkpoints.central import CentralStore
@@ -218,7 +218,7 @@ class StageFlow:
             record_bytes=self.gateway.received_bytes // max(self.gateway.received, 1),
             state_bytes=dict(sizes),
             refused=self.outlet.gate.refused,
-            error=told(self.outlet.error),
+            error=described(self.outlet.error),
             store=None if self.checkpointer is None else self.checkpointer.status(),
         )
 
@@ -388,9 +388,9 @@ class GatewayRole:
             delivered=self.last.outlet.delivered,
             dead_letters=dict(self.dead.counts),
             ended=self.feed.ended.is_set(),
-            error=told(self.feed.error or self.error),
+            error=described(self.feed.error or self.error),
             stages={name: flow.status() for name, flow in self.flows.items()},
-            disk=self._disk.full or next(map(self._disk.told, filter(is_full, self._waited_for())), None),
+            disk=self._disk.full or next(map(self._disk.message, filter(is_full, self._waited_for())), None),
             held_up={name: held for name, one in self._backoffs().items() if (held := one.status()) is not None},
         )
 

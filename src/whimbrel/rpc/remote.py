@@ -128,8 +128,8 @@ class _Remote:
         try:
             response = self._http.post(f"{url}{PATH}/{name}", content=wire.pack(call), timeout=timeout)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            told = "cannot be trusted" if "CERTIFICATE" in str(error) else "does not answer"
-            raise Unavailable(f"{url} {told}: {error}") from error
+            problem = "cannot be trusted" if "CERTIFICATE" in str(error) else "does not answer"
+            raise Unavailable(f"{url} {problem}: {error}") from error
         except httpx.TransportError as error:
             raise Retry(f"no answer from {url} to {name}: {error or type(error).__name__}") from error
         if response.status_code == httpx.codes.OK:

@@ -33,7 +33,7 @@ from whimbrel.log.durability import sync, sync_tree
 from whimbrel.log.kept import kept
 from whimbrel.log.private import below
 from whimbrel.site.links import Links
-from whimbrel.site.status import InstanceStatus, SiteStatus, told
+from whimbrel.site.status import InstanceStatus, SiteStatus, described
 from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.query import StageQuery
 
@@ -291,13 +291,13 @@ class Site:
                     "the query of %s at %s has died and is restarted: %s",
                     instance,
                     self.name,
-                    told(query.exception),
+                    described(query.exception),
                     exc_info=query.exception,
                 )
                 with suppress(Full):  # since this moment: it is retried later
                     self._run(instance)
             else:
-                self._failed[instance] = f"{instance} at {self.name} keeps failing: {told(query.exception)}"
+                self._failed[instance] = f"{instance} at {self.name} keeps failing: {described(query.exception)}"
                 self._try_again(instance, query.exception)
 
     def _try_again(self, instance: str, error: Exception) -> None:
@@ -351,8 +351,8 @@ class Site:
             links=self.links.status(self.name),
             failed=self.failed(),
             stale=self.stale,
-            error=told(self.error or self.links.error),
-            disk=self._low or next(map(self._disk.told, self._full()), None),
+            error=described(self.error or self.links.error),
+            disk=self._low or next(map(self._disk.message, self._full()), None),
         )
 
     def _full(self) -> list[str]:
@@ -383,5 +383,5 @@ def _status(query: StageQuery) -> InstanceStatus:
         trigger_ms=query.trigger_ms,
         backlog=query.backlog,
         max_records=query.spec.max_records,
-        error=told(query.exception),
+        error=described(query.exception),
     )

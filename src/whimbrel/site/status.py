@@ -49,6 +49,6 @@ class SiteStatus(msgspec.Struct, frozen=True):
     """Why its intake is paused: its disk is full."""
 
 
-def told(error: BaseException | None) -> str | None:
+def described(error: BaseException | None) -> str | None:
     """An error in one line."""
     return None if error is None else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -69,6 +69,6 @@ def _name(java: str) -> str:
     spec, release = find_spec("pyspark"), Path(java, "release")
     assert spec is not None
     spark = version("pyspark")
-    told = release.read_text(encoding="utf-8") if release.exists() else ""
-    digest = hashlib.sha256("\0".join([java, told, spark, str(spec.origin)]).encode()).hexdigest()
+    java_version = release.read_text(encoding="utf-8") if release.exists() else ""
+    digest = hashlib.sha256("\0".join([java, java_version, spark, str(spec.origin)]).encode()).hexdigest()
     return f"spark-{spark}-{digest[:16]}"

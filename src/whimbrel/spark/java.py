@@ -46,13 +46,13 @@ def _runs_spark(major: int | None) -> bool:
 def _major_version(home: Path) -> int | None:
     """Read from the `release` file of the JDK; only without one, from the output of `java -version` (0.1 s)."""
     try:
-        told = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        told = None
-    if told is None:
+        found = None
+    if found is None:
         try:
             asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        told = re.search(r'version "(\d+)', asked.stderr)
-    return int(told[1]) if told else None
+        found = re.search(r'version "(\d+)', asked.stderr)
+    return int(found[1]) if found else None

@@ -288,7 +288,7 @@ class StageQuery:
     def _bundles(self) -> DataFrame:
         spec = self.spec
         self.spark.dataSource.register(InboxSource)
-        told = Reading(
+        reading = Reading(
             self._inbox,
             spec.schema,
             spec.groups,
@@ -300,7 +300,7 @@ class StageQuery:
             nearby=self._nearby.name,
             checkpoint=self.checkpoint if self._durable else "",
         )
-        source = self.spark.readStream.format(FORMAT).options(**told.options()).load()
+        source = self.spark.readStream.format(FORMAT).options(**reading.options()).load()
         if spec.prepare is None:
             return source
         prepared = spec.prepare(source.where("_kind = 0"))

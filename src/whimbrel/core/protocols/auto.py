@@ -90,11 +90,11 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.stoppage_ms + self.late_ms + self.duration_ms / 50 + self.bytes / (1 << 20)
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"{self.protocol}: stoppage about {self.stoppage_ms:,.0f} ms, duration {self.duration_ms:,.0f} ms, "
             f"{self.bytes / (1 << 20):,.1f} MiB, {self.extra_records:,} extra records"
         )
-        return told if self.unfit is None else f"{told}; not possible: {self.unfit}"
+        return text if self.unfit is None else f"{text}; not possible: {self.unfit}"
 
 
 def estimates(s: Situation, limits: Limits = Limits()) -> list[Estimate]:  # noqa: B008 (frozen)

@@ -266,7 +266,7 @@ def handle(protocol: Protocol, migration: Migration, event: Event, now_us: int =
         story = [f"{line.phase}: {line.event}" for line in migration.story]
         raise UnknownEvent(migration.phase, type(event).__name__, story)
     phase, commands = rule(migration, event)
-    _note(migration, _tell(event), now_us)
+    _note(migration, _described(event), now_us)
     migration.phase = phase
     return commands
 
@@ -363,11 +363,11 @@ def stay(migration: Migration, event: Any) -> Answer:
     return migration.phase, []
 
 
-def _note(migration: Migration, told: str, now_us: int) -> None:
+def _note(migration: Migration, text: str, now_us: int) -> None:
     """Add a line to a story. Repeated events, like a refusal at each start of a site, do not make it longer than
     `MOST_LINES`: beyond that a line in the middle is removed, but none that ends a phase."""
     story = migration.story
-    story.append(StoryLine(migration.phase, told, now_us))
+    story.append(StoryLine(migration.phase, text, now_us))
     if len(story) > MOST_LINES:
         later = range(MOST_LINES // 2, len(story) - 1)
         within = next((place for place in later if story[place].phase == story[place + 1].phase), None)
@@ -375,7 +375,7 @@ def _note(migration: Migration, told: str, now_us: int) -> None:
             del story[within]
 
 
-def _tell(event: Event) -> str:
+def _described(event: Event) -> str:
     name = type(event).__name__
     if isinstance(event, (Ready, Warm, Left, Opened, Aborted, Evicted)):
         return f"{name} {event.instance} {event.part + 1}/{event.parts}"

@@ -58,8 +58,8 @@ def _latency(report: dict[str, Any], path: Path) -> Path:
                 ms=4,
                 label=group[0]["label"],
             )
-        told = ", ".join(f"{name} {runs[0]['parameters'][name]}" for name in names)
-        _tidy(axes, told or described(runs[0]["parameters"]), "seconds since the order to move", "worst latency, ms")
+        text = ", ".join(f"{name} {runs[0]['parameters'][name]}" for name in names)
+        _tidy(axes, text or described(runs[0]["parameters"]), "seconds since the order to move", "worst latency, ms")
         axes.axvline(0, color="black", lw=0.8)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8, frameon=False)
@@ -77,7 +77,7 @@ def _bars(report: dict[str, Any], path: Path) -> Path:
         ("duration_ms", 1.0, "duration, ms"),
         ("bytes_sent", 2**20, "MiB sent"),
     )
-    for axes, (name, unit, told) in zip(grid, panels, strict=True):
+    for axes, (name, unit, text) in zip(grid, panels, strict=True):
         values = [(report["summary"][label][name] or 0) / unit for label in labels]
         for place, value in enumerate(values):
             hatch, colour = HATCHES[place % len(HATCHES)], COLOURS[place % len(COLOURS)]
@@ -86,7 +86,7 @@ def _bars(report: dict[str, Any], path: Path) -> Path:
                 place, value, f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", ha="center", va="bottom", fontsize=8
             )
         axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 3 else 0)
-        _tidy(axes, "", "candidate", f"{told} (median)")
+        _tidy(axes, "", "candidate", f"{text} (median)")
     return _save(figure, path)
 
 
@@ -100,9 +100,9 @@ def _growth(report: dict[str, Any], path: Path) -> Path:
         axes.scatter(mib, [run["figures"]["duration_ms"] for run in runs], color=colour, marker=marker, label=label)
         if line:
             x = np.linspace(mib.min(), mib.max(), 200)
-            told = f"{line['slope']:.1f} ms/MiB + {line['intercept']:,.0f} ms, r² {line['r2']:.3f}"
+            text = f"{line['slope']:.1f} ms/MiB + {line['intercept']:,.0f} ms, r² {line['r2']:.3f}"
             axes.plot(
-                x, line["slope"] * x + line["intercept"], color=colour, ls=STYLES[place % len(STYLES)], label=told
+                x, line["slope"] * x + line["intercept"], color=colour, ls=STYLES[place % len(STYLES)], label=text
             )
     copies = sorted((int(size) / 2**20, ms) for size, ms in report["growth"]["copy_ms"].items())
     axes.plot(

@@ -25,7 +25,7 @@ HEAVY = 64 * MIB
 
 Show = Callable[[int, Setting, str], None]
 """Called several times a second with the number of the run (0: the warm-up), its setting and the current activity."""
-Tell = Callable[[int, Setting, dict[str, Any]], None]
+Report = Callable[[int, Setting, dict[str, Any]], None]
 """Called once per run with its number, its setting and its report."""
 
 
@@ -60,7 +60,7 @@ class Comparison:
         heavy = any(setting.keys * setting.state_bytes > HEAVY for setting in self.plan)
         return {"spark.driver.memory": "6g"} if heavy else {}
 
-    def run(self, spark: Any, show: Show, tell: Tell) -> None:
+    def run(self, spark: Any, show: Show, report: Report) -> None:
         """Warm up, then execute every run. One that fails is recorded, and the others continue."""
         warm_up = little(self.plan[0])
         run(spark, warm_up, self.seed, lambda what: show(0, warm_up, what))
@@ -72,7 +72,7 @@ class Comparison:
                 self.failed.append(done)
             else:
                 self.runs.append({**self._heading, **done})
-            tell(number, setting, done)
+            report(number, setting, done)
 
     @property
     def held(self) -> bool:

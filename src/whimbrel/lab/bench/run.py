@@ -179,16 +179,16 @@ def order(app: Any, setting: Setting, names: list[str]) -> Handle | None:
     """Order the move of the setting; `names` are all keys."""
     if setting.protocol == NO_MOVE:
         return None
-    told = {"protocol": setting.protocol, "deadline": setting.patience, **setting.options}
+    order = {"protocol": setting.protocol, "deadline": setting.patience, **setting.options}
     if setting.instances is not None and hasattr(app, "scale"):
-        handle: Handle = app.scale(STAGE, instances=setting.instances, at=SITES[0], **told)
+        handle: Handle = app.scale(STAGE, instances=setting.instances, at=SITES[0], **order)
         return handle
     which: dict[str, Any] = {"share": setting.share}
     if setting.protocol in ("restart", "restore") or setting.moved == setting.keys:
         which = {"at": SITES[0]}
     elif setting.moved is not None:
         which = {"keys": names[: setting.moved]}
-    handle = app.migrate(STAGE, to=SITES[1], **which, **told)
+    handle = app.migrate(STAGE, to=SITES[1], **which, **order)
     return handle
 
 

@@ -202,7 +202,7 @@ class Deployed:
             self.client.close()
             self._http.close()
 
-    def told(self) -> str:
+    def output(self) -> str:
         """Its latest output and errors, to find out why it does not run."""
         errors = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
         return "\n".join([*self.lines[-20:], errors[-3_000:]])
@@ -230,7 +230,7 @@ class Deployed:
     def check(self) -> None:
         """Raise if `up` has ended unexpectedly."""
         if self.up.poll() is not None:
-            raise Unavailable(f"whimbrel up has ended with status {self.up.returncode}:\n{self.told()}")
+            raise Unavailable(f"whimbrel up has ended with status {self.up.returncode}:\n{self.output()}")
 
 
 def _session(leader: int) -> list[int]:

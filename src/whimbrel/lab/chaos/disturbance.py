@@ -45,7 +45,7 @@ def install(folder: Path, role: str) -> None:
     """Install the hooks in this process. Only once: a job may be imported again."""
     if time.time_ns is not _time_ns:
         return
-    off, calls = _Told(file_of(folder, CLOCK, role)), _Told(file_of(folder, CALLS, role))
+    off, calls = _FileValue(file_of(folder, CLOCK, role)), _FileValue(file_of(folder, CALLS, role))
     time.time_ns = lambda: _time_ns() + int(off.now() or 0) * 1000
     time.time = lambda: time.time_ns() / 1e9
     handle = httpx.HTTPTransport.handle_request
@@ -62,7 +62,7 @@ def install(folder: Path, role: str) -> None:
     httpx.HTTPTransport.handle_request = disturbed  # type: ignore[method-assign, assignment]
 
 
-def _wait(calls: _Told, what: str, timeout: float | None, error: type[httpx.TimeoutException]) -> None:
+def _wait(calls: _FileValue, what: str, timeout: float | None, error: type[httpx.TimeoutException]) -> None:
     end = time.monotonic() + (60.0 if timeout is None else timeout)
     while calls.now() == what:
         if time.monotonic() > end:
@@ -70,7 +70,7 @@ def _wait(calls: _Told, what: str, timeout: float | None, error: type[httpx.Time
         time.sleep(PERIOD)
 
 
-class _Told:
+class _FileValue:
     """The content of a file, read at most every `PERIOD` seconds."""
 
     def __init__(self, file: Path) -> None:

@@ -193,7 +193,7 @@ class Engine:
         while not condition():
             if time.monotonic() > end:
                 raise Unavailable(
-                    f"timeout: waited {timeout:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.told()}"
+                    f"timeout: waited {timeout:.0f} s until {what}: {self.deployed.stuck()}\n{self.deployed.output()}"
                 )
             self._tick()
 

@@ -71,16 +71,18 @@ class Ledger(operator.Operator):
         state.digest = crc32(f"{state.digest} {event.row} {event.part} {event.amount} {probe}".encode())
         if rows.sets_timer(event.amount):
             ctx.timer(DELAY)
-        self._tell(emit, event.row, event.part, ENTRY, key, event.shop, event.amount, state)
+        self._emit_entry(emit, event.row, event.part, ENTRY, key, event.shop, event.amount, state)
         if rows.ledger_raises(event.amount, event.part):
             raise ValueError(f"the ledger raises on row {event.row}")
 
     def on_timer(self, key: str, state: Any, emit: Emit, ctx: Context) -> None:
         """The time of the timer identifies the row that has set it."""
         n = (ctx.now - DELAY - START) // STEP
-        self._tell(emit, n, 0, TIMER, key, oracle.home(self.load, key), 0, state)
+        self._emit_entry(emit, n, 0, TIMER, key, oracle.home(self.load, key), 0, state)
 
-    def _tell(self, emit: Emit, row: int, part: int, kind: str, key: str, shop: str, amount: int, state: Any) -> None:
+    def _emit_entry(
+        self, emit: Emit, row: int, part: int, kind: str, key: str, shop: str, amount: int, state: Any
+    ) -> None:
         more = {"count": state.count, "digest": state.digest}
         emit(row=row, part=part, kind=kind, account=key, shop=shop, amount=amount, **more)
 

@@ -94,14 +94,14 @@ def _take(found: Expectation, load: Load, account: Account, values: Mapping[str,
     if rows.shop_raises(amount, part):
         found.letters[Letter(SHOPS, n, part)] += 1
     else:
-        _tell(found, values["shop"], values["account"], account, ENTRY, n, part)
+        _expect(found, values["shop"], values["account"], account, ENTRY, n, part)
 
 
 def _fire(found: Expectation, load: Load, name: str, account: Account, now_us: int) -> None:
     while account.timers and account.timers[0] <= now_us:
         n = (heappop(account.timers) - rows.DELAY_US - rows.START_US) // rows.STEP_US
         found.timers += 1
-        _tell(found, home(load, name), name, account, TIMER, n, 0)
+        _expect(found, home(load, name), name, account, TIMER, n, 0)
 
 
 def home(load: Load, account: str) -> str:
@@ -109,7 +109,7 @@ def home(load: Load, account: str) -> str:
     return f"shop-{crc32(account.encode()) % load.shops:02}"
 
 
-def _tell(found: Expectation, shop: str, name: str, account: Account, kind: str, n: int, part: int) -> None:
+def _expect(found: Expectation, shop: str, name: str, account: Account, kind: str, n: int, part: int) -> None:
     chain = found.results[shop, name]
     pair = crc32(f"{chain[-1][1]['pair'] if chain else 0} {kind} {n} {part}".encode())
     values = {"count": account.count, "digest": account.digest, "pair": pair}

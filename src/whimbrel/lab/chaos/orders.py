@@ -58,20 +58,20 @@ class Orders:
         return Ordered(None, None, *pairs[0])
 
     def _give(self, move: Move, source: str, destination: str) -> RemoteHandle:
-        told: dict[str, Any] = {"protocol": move.protocol, "deadline": DEADLINE}
+        order: dict[str, Any] = {"protocol": move.protocol, "deadline": DEADLINE}
         if move.deed == SCALE:
             stage = next(stage for stage in self._client.stages() if stage.name == move.stage)
             wanted = 1 + list(stage.instances.values()).count(source) % 2
-            return self._client.scale(move.stage, instances=wanted, at=source, budget=BUDGET, **told)
+            return self._client.scale(move.stage, instances=wanted, at=source, budget=BUDGET, **order)
         if move.deed == DRAIN:
-            return self._client.drain(source, budget=BUDGET, **told)
+            return self._client.drain(source, budget=BUDGET, **order)
         assert move.deed in (MIGRATE, STANDBY), move.deed
         some: dict[str, Any] = {} if move.protocol in WHOLE else {"share": move.share}
         if move.protocol not in (*WHOLE, "replicate"):
             some["budget"] = BUDGET  # a standby would never be warm: each batch changes more than that
         if move.deed == STANDBY:
             some["standby"] = True
-        return self._client.migrate(move.stage, to=destination, at=source, **some, **told)
+        return self._client.migrate(move.stage, to=destination, at=source, **some, **order)
 
     def _pairs(self, move: Move) -> list[tuple[str, str]]:
         """All pairs of sites, those first whose source has keys; rotated by `move.pick`."""

@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Kind(msgspec.Struct, frozen=True):
     """A kind of fault: its possible targets, and the range of its duration in seconds (0: it is over at once)."""
 
-    says: str
+    meaning: str
     targets: tuple[str, ...]
     seconds: tuple[float, float] = (0.0, 0.0)
 

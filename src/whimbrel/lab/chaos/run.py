@@ -74,7 +74,7 @@ def run_every_phase(
             show(f"{len(outcomes)} of {len(wanted)}: {hit}; {outcome.ended}")
 
     figures = scene.run(play, f"{len(wanted)} kills")
-    return {**figures, "phases": [_told(one) for one in outcomes]}
+    return {**figures, "phases": [_described(one) for one in outcomes]}
 
 
 class Scene:
@@ -115,9 +115,11 @@ class Scene:
                 broken.append(str(error))
             status = deployed.ask(deployed.client.status) or {}
             left = deployed.end()
-        told = status.get("records", {})
-        judged = verdict.judge(self._folder, self._load, engine.struck, self._begun_us, self._zero_us, told.get("sent"))
-        judged["records"]["refused"] = told.get("refused")
+        records = status.get("records", {})
+        judged = verdict.judge(
+            self._folder, self._load, engine.struck, self._begun_us, self._zero_us, records.get("sent")
+        )
+        judged["records"]["refused"] = records.get("refused")
         broken += [*verdict.broken(judged), *deployed.complaints]
         broken += [f"status still shows an error: {error}" for error in errors_in(status)]
         if load.emitted(self._folder) is None:
@@ -160,7 +162,7 @@ class Scene:
         return path
 
 
-def _told(outcome: phases.Outcome) -> dict[str, Any]:
+def _described(outcome: phases.Outcome) -> dict[str, Any]:
     found = msgspec.to_builtins(outcome)
     del found["after"]
     return {**found, "hit": outcome.is_hit}

@@ -131,7 +131,7 @@ def judge(
         },
         "latency_ms": percentiles([release.latency_us for release in releases[LEDGER]]),
         "migrations": [measure(one, one.move.selection, releases[one.move.stage], 0) for one in migrations],
-        "faults": [_told(one, migrations, zero_us) for one in struck],
+        "faults": [_described(one, migrations, zero_us) for one in struck],
         "recoveries": [{"fault": number, **recovery(one, run)} for number, one in enumerate(struck)],
     }
 
@@ -194,7 +194,7 @@ def recovery(struck: Struck, run: Run) -> dict[str, float | None]:
     return {"ms": ms, "after_ms": after, "flow_ms": flow, "back_ms": struck.back_ms}
 
 
-def _told(struck: Struck, migrations: Sequence[Migration], zero_us: int) -> dict[str, Any]:
+def _described(struck: Struck, migrations: Sequence[Migration], zero_us: int) -> dict[str, Any]:
     moved = next((one for one in migrations if one.move.id == struck.migration), None)
     return {
         "at_ms": round((struck.at_us - zero_us) / 1000),

@@ -61,8 +61,8 @@ class Oracle:
         try:
             act(key, *event, state, lambda **values: emitted.append(values), context)
         except ValueError as error:
-            told = msgspec.json.encode(event[0] if event else {"timer": now_us}).decode()
-            self.letters[key, seq, f"ValueError: {error}", told] += 1
+            event_json = msgspec.json.encode(event[0] if event else {"timer": now_us}).decode()
+            self.letters[key, seq, f"ValueError: {error}", event_json] += 1
             self._note(key, seq)
             return
         self._states[key], self._timers[key] = state, context.timers
