@@ -18,9 +18,9 @@ def result(key: str, epoch: int, seq: int, n: int = 0) -> Result:
     return Result(key, epoch, seq, n, 0, 0, {"seq": seq})
 
 
-def closed(selection: Selection, epoch: int, part: int = 0, parts: int = 1) -> Closed:
-    """Of the epoch before: `epoch` may speak now."""
-    return Closed(f"m{epoch}", "a", part, parts, selection, epoch)
+def closed(selection: Selection, epoch: int, part: int = 0, parts: int = 1, was: int | None = None) -> Closed:
+    """Of `was`, or the epoch before: results of `epoch` may be released now."""
+    return Closed(f"m{epoch}", "a", part, parts, selection, epoch, epoch - 1 if was is None else was)
 
 
 def ids(results: Iterable[Result]) -> list[tuple[str, int, int]]:
@@ -56,7 +56,7 @@ def test_a_zombie_is_refused_and_counted() -> None:
 def test_a_zombie_among_what_was_held_is_refused_when_its_turn_has_passed() -> None:
     gate = Gate()
     gate.offer([result("k", 1, 5)])
-    assert gate.close(closed(K, 2)) == []
+    assert gate.close(closed(K, 2, was=0)) == []
     assert (gate.refused, gate.held) == (1, {})
 
 
@@ -66,6 +66,37 @@ def test_several_epochs_held_come_out_one_after_the_other() -> None:
     assert ids(gate.close(closed(K, 1))) == [("k", 1, 5), ("k", 1, 6)]
     assert ids(gate.close(closed(K, 2))) == [("k", 2, 9), ("k", 2, 10)]
     assert (gate.refused, gate.held) == (0, {})
+
+
+def test_a_closing_that_comes_before_an_earlier_one_waits_for_it() -> None:
+    """The outboxes of two owners are read independently: that of the later one may be ahead."""
+    gate = Gate()
+    assert ids(gate.offer([result("k", 1, 5)])) == []
+    assert gate.close(closed(K, 2)) == []
+    assert ids(gate.offer([result("k", 2, 8)])) == []
+    assert ids(gate.offer([result("k", 0, 3)])) == [("k", 0, 3)], "its owner has not closed yet"
+    restored = Gate()
+    restored.restore(gate.snapshot())
+    for one in (gate, restored):
+        assert ids(one.close(closed(K, 1))) == [("k", 1, 5), ("k", 2, 8)]
+        assert (one.refused, one.held, one.early) == (0, {}, [])
+
+
+def test_a_closing_ends_the_epoch_that_it_names_and_no_other() -> None:
+    gate = Gate()
+    gate.close(closed(K, 1))
+    both = selection_of(["j", "k"])
+    gate.offer([result("j", 3, 1), result("k", 3, 2)])
+    assert ids(gate.close(closed(both, 3, was=1))) == [("k", 3, 2)]
+    assert ids(gate.close(closed(selection_of(["j"]), 1))) == [("j", 3, 1)]
+
+
+def test_a_fence_overtakes_closings_that_waited() -> None:
+    gate = Gate()
+    assert gate.close(closed(K, 2)) == []
+    gate.fence(LOST)
+    assert gate.early == []
+    assert ids(gate.offer([result("k", 2, 8), result("k", 3, 9)])) == [("k", 3, 9)]
 
 
 def test_each_part_of_a_source_closes_its_own_keys() -> None:

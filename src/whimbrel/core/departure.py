@@ -57,7 +57,7 @@ class Departure(msgspec.Struct, kw_only=True):
                 del instance.moves.departures[self.move.id]
                 part = (self.move.id, instance.name, instance.part, instance.parts)
                 weight = (len(keys), self.parcels.state_bytes, self.parcels.sent_bytes)
-                out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+                out.notices += closings(instance, self.move)
                 out.notices.append(Left(*part, *weight))
         elif kind == Kind.ABORT:
             self.off.add(record.src)
@@ -83,3 +83,9 @@ class Departure(msgspec.Struct, kw_only=True):
         self.parcels.put_down(instance)
         del instance.moves.departures[self.move.id]
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
+
+def closings(instance: Instance, move: Move) -> list[Closed]:
+    """The notices that this part has emitted its last result of a move's keys: one for each epoch that ends."""
+    part = (move.id, instance.name, instance.part, instance.parts)
+    ending = sorted(instance.epochs.values(move.selection))
+    return [Closed(*part, instance.epochs.select(was, move.selection), move.epoch, was) for was in ending]

@@ -10,6 +10,11 @@ destination's first results can arrive before the source's last ones. So a key h
 Why this is enough: only the owner of an epoch emits results of it (emission filter), in the key's order; its CLOSED
 is in its outbox behind the last of them; and the gate reads each outbox in order.
 
+Outboxes are read independently, and a stage's results may go to several receivers, each with a gate of its own. So the
+CLOSED of a later owner may come before that of an earlier one. Each CLOSED names the epoch that it ends: the gate
+closes that epoch when it is the current one, and until then keeps the CLOSED. Closings of a key form a chain, and a
+gate follows it whatever the order in which they come.
+
 If an owner is lost, the gate does not wait for its CLOSED: a fence closes its epochs for good, and the gate refuses its
 later output. A restoration needs the `seq` up to which each key's results are delivered. So dead letters of operators
 take the same path as results. And it must not use a version of a key that is ahead of its delivered results, because
@@ -44,6 +49,7 @@ class Snapshot(msgspec.Struct):
     unsure: list[Checkpointed] = []
     evicted: list[Evicted] = []
     fences: dict[str, list[str]] = {}
+    early: list[Closed] = []
 
 
 class Gate:
@@ -62,6 +68,8 @@ class Gate:
         """Parts that have dropped the keys that a restoration has taken from them."""
         self.fences: dict[str, list[str]] = {}
         """By restoration: the instances that must drop its keys. Removed, with their notices, when all have."""
+        self.early: list[Closed] = []
+        """Closings of epochs that have not begun: an earlier owner has not closed yet."""
         self.refused = 0
         self._plain = True
         """No key has moved yet: every result is of epoch 0 and passes."""
@@ -92,9 +100,23 @@ class Gate:
     def close(self, closed: Closed) -> list[Result]:
         """Close an epoch and return the results held for the next one. No effect if a fence came first."""
         self._plain = False
-        self.epochs.lift(closed.selection, closed.epoch, closed.part, closed.parts)
-        freed = [key for key in self.held if key in closed.selection]
-        return self.offer([result for key in freed for result in self.held.pop(key)])
+        mine = closed.selection.of_part(closed.part, closed.parts)
+        self.early.append(msgspec.structs.replace(closed, selection=mine))
+        return self._follow()
+
+    def _follow(self) -> list[Result]:
+        """Close the epochs that are current now; forget the closings that are done, or that a fence has overtaken."""
+        released: list[Result] = []
+        waiting, self.early = self.early, []
+        for closed in sorted(waiting, key=lambda one: one.was):  # one closing may make the next one due
+            ending = self.epochs.select(closed.was, closed.selection)
+            if ending:
+                self.epochs.lift(ending, closed.epoch)
+                freed = [key for key in self.held if key in ending]
+                released += self.offer([result for key in freed for result in self.held.pop(key)])
+            if any(epoch < closed.was for epoch in self.epochs.values(closed.selection)):
+                self.early.append(closed)
+        return released
 
     def park(self, letter: Parked) -> list[Parked]:
         """Accept a dead letter of an operator; return it if it may be released now."""
@@ -132,6 +154,7 @@ class Gate:
         fenced = [key for key in self.held if key in move.selection]
         released = self.offer([result for key in fenced for result in self.held.pop(key)])
         assert not released, "no result can be of an epoch that has just begun"
+        assert not self._follow(), "what waited for earlier epochs was of an epoch that the fence has closed"
 
     # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +201,7 @@ class Gate:
     def snapshot(self) -> bytes:
         """The durable state as bytes."""
         held = [result for results in self.held.values() for result in results]
-        saved = (self.ahead, self.unsure, self.evicted, self.fences)
+        saved = (self.ahead, self.unsure, self.evicted, self.fences, self.early)
         return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *saved))
 
     def restore(self, blob: bytes) -> None:
@@ -187,6 +210,6 @@ class Gate:
         self.epochs.restore(snapshot.epochs)
         self.refused, self.letters, self._plain = snapshot.refused, snapshot.letters, False
         self.ahead, self.unsure = snapshot.ahead, snapshot.unsure
-        self.evicted, self.fences = snapshot.evicted, snapshot.fences
+        self.evicted, self.fences, self.early = snapshot.evicted, snapshot.fences, snapshot.early
         for result in snapshot.held:
             self.held.setdefault(result.key, []).append(result)

@@ -60,6 +60,13 @@ class Selection(msgspec.Struct, frozen=True):
             or bool(self.bins & other.bins)
         )
 
+    def of_part(self, part: int, parts: int) -> Selection:
+        """The keys that one of an instance's `parts` holds."""
+        if parts == 1:
+            return self
+        keys = (frozenset(key for key in names if bin_of(key) % parts == part) for names in (self.keys, self.without))
+        return Selection(frozenset(bin for bin in self.bins if bin % parts == part), *keys)
+
     def union(self, other: Selection) -> Selection:
         """The keys of both."""
         apart = frozenset(key for key in self.without | other.without if key not in self and key not in other)

@@ -292,6 +292,8 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     selection: Selection
     epoch: int
     """The epoch whose results the gate may release from now on."""
+    was: int = 0
+    """The epoch that ends: that of the part's results of these keys."""
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from whimbrel.core.arrival import Receiver
+from whimbrel.core.departure import closings
 from whimbrel.core.keys import BINS, EVERY_BIN, bin_of, part_of, unit_of
 from whimbrel.core.parcels import OVERHEAD, Parcels, reaching
 from whimbrel.core.record import (
     Buffered,
-    Closed,
     Emissions,
     Fetch,
     KeyState,
@@ -170,8 +170,7 @@ class SwitchOut(msgspec.Struct, kw_only=True):
         keys = instance.keys_in(self.move)
         self.keys = self.left = len(keys)
         self.schedule.begin(self, instance, keys)
-        part = (self.move.id, instance.name, instance.part, instance.parts)
-        out.notices.append(Closed(*part, self.move.selection, self.move.epoch))
+        out.notices += closings(instance, self.move)
 
     def dirty(self, keys: list[str], replication: Replication | None) -> set[str]:
         """Keys of which the standby has no up-to-date copy."""
