@@ -24,7 +24,7 @@ from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import Selection, bin_of
+from whimbrel.core.keys import KeyMap, Selection, bin_of
 from whimbrel.core.operator import Emit
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Copied, Failed, Migration, Started, Stopped
@@ -200,7 +200,7 @@ class Harness:
     def __init__(self, protocol: str) -> None:
         self.places = {name: Place(name) for name in ("average-1", "average-2")}
         self.ticks = count(NEW_YEAR, 1_000)
-        routers = frozenset({"gateway-average"})
+
         self.gateway = Gateway(
             Router("gateway-average", RouteTable("average-1")),
             MemoryLog(),
@@ -211,7 +211,7 @@ class Harness:
             uptime=lambda: 0,
         )
         sites = {"average-1": "cloud", "average-2": "edge-1"}
-        self.coordinator = Coordinator("average", RouteTable("average-1"), sites, routers)
+        self.coordinator = Coordinator("average", RouteTable("average-1"), sites, KeyMap(self.gateway.name))
         self.gate, self.read = Gate(), dict.fromkeys(self.places, 0)
         self.delivered: list[Result] = []
         self.numbers, self.protocol = count(), protocol

@@ -15,7 +15,7 @@ from typing import Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.keys import selection_of
+from whimbrel.core.keys import KeyMap, selection_of
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
 from whimbrel.orchestrator.stage import Shape, StageControl
@@ -32,7 +32,7 @@ def made(count: int) -> tuple[StageControl, MemoryLog]:
     table.owners.put(selection_of([f"key-{number}" for number in range(100)]), "s-3")
     for first in range(0, count, ENTRY):
         write(log, [f"key-{number}" for number in range(first, min(first + ENTRY, count))])
-    coordinator = Coordinator("s", table, {"s-1": "a", "s-2": "b", "s-3": "c"}, frozenset({"r"}))
+    coordinator = Coordinator("s", table, {"s-1": "a", "s-2": "b", "s-3": "c"}, KeyMap("r"))
     reach: Any = SimpleNamespace(logs=SimpleNamespace(log=lambda name: log))
     return StageControl(coordinator, SimpleNamespace(), Shape(4), reach), log  # type: ignore[arg-type]
 

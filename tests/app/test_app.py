@@ -13,7 +13,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_pipeline import Count
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.keys import EVERYTHING, KeyMap
 from whimbrel.core.router import RouteTable
 from whimbrel.deploy.embedded import App
 from whimbrel.orchestrator.plan import read_plan
@@ -122,7 +122,7 @@ def test_a_file_called_like_a_plan_is_not_read(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_plan_whose_file_is_not_there_is_refused(tmp_path: Path, kind: type) -> None:
-    coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud", "s-2": "edge"}, frozenset({"r"}))
+    coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud", "s-2": "edge"}, KeyMap("r"))
     with pytest.raises(wb.Refused, match=r"plan\.json"):
         coordinator.plan(
             [(EVERYTHING, "s-2")], "edge", "fluid", "m1", **read_plan({"plan": kind(tmp_path / "plan.json")})

@@ -20,7 +20,7 @@ from tests.app.waiting import until
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Corrupt, Full, NewerFormat, Stop, Unavailable, UnknownName
-from whimbrel.core.keys import EVERYTHING, Selection, bin_of
+from whimbrel.core.keys import EVERYTHING, KeyMap, Selection, bin_of
 from whimbrel.core.protocols.machine import Abandoned, Migration
 from whimbrel.core.record import Aborted, Kind, Left, Move, Opened, Ready, Warm
 from whimbrel.core.router import Router, RouteTable
@@ -60,7 +60,7 @@ class House:
         self.gateway = Gateway(router, self.ingress, self.known, self.inboxes.__getitem__, encoding, lambda: 1)
         self.gateway.recover(None)
         places = {"s-1": "cloud", "s-2": "edge"}
-        self.coordinator = Coordinator("s", RouteTable("s-1"), places, frozenset({"gateway"}))
+        self.coordinator = Coordinator("s", RouteTable("s-1"), places, KeyMap("gateway"))
         ports = self.ports()
         self.orchestrator = Orchestrator(self.journal, {"cloud": ports, "edge": ports}, ports, self.clock)
         self.orchestrator.stages["s"] = self.coordinator

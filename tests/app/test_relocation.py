@@ -15,7 +15,7 @@ import pytest
 from tests.app.waiting import until
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Stale, Unavailable
-from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.keys import EVERYTHING, KeyMap
 from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
 from whimbrel.core.router import RouteTable
@@ -83,7 +83,7 @@ class House:
         self.journal = Journal(self.folder / "journal.db")
         links = Links(["cloud", "edge"], IDEAL, self.folder, lambda _: "cloud", lambda _: MemoryLog())
         self.sites = {name: Site(name, self.folder / name, self.maker(name), links) for name in ("cloud", "edge")}
-        self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, frozenset({"gateway"}))
+        self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, KeyMap("gateway"))
         nobody: Any = None
         seen = {**self.sites, "edge": behind(self.sites["edge"])}
         self.orchestrator = Orchestrator(self.journal, seen, nobody, lambda: 1)

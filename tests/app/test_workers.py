@@ -17,7 +17,7 @@ from tests.app.test_orchestrator import House
 from tests.app.waiting import until
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Retry, Unavailable
-from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.keys import EVERYTHING, KeyMap
 from whimbrel.core.record import Left, Opened, Ready
 from whimbrel.core.router import RouteTable
 from whimbrel.orchestrator import workers
@@ -41,7 +41,7 @@ class Slow(House):
     def begin(self) -> None:
         super().begin()
         places = {"t-1": "cloud", "t-2": "edge"}
-        self.other = Coordinator("t", RouteTable("t-1"), places, frozenset({"gateway"}))
+        self.other = Coordinator("t", RouteTable("t-1"), places, KeyMap("gateway"))
         self.orchestrator.stages["t"] = self.other
 
     def ports(self) -> Any:

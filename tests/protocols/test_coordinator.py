@@ -9,7 +9,7 @@ import pytest
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, UnknownEvent, UnknownName
-from whimbrel.core.keys import EVERYTHING, Selection, bin_of, selection_of
+from whimbrel.core.keys import EVERYTHING, KeyMap, Selection, bin_of, selection_of
 from whimbrel.core.protocols.machine import (
     Abandoned,
     Copied,
@@ -32,7 +32,7 @@ K = selection_of(["k"])
 @pytest.fixture
 def coordinator() -> Coordinator:
     """Of a stage whose every key is at a."""
-    return Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    return Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
 
 
 def order(coordinator: Coordinator, selection: Selection, to: str, protocol: str = "live", id: str = "m1") -> Migration:
@@ -329,7 +329,7 @@ def test_a_restarted_coordinator_knows_what_its_journal_knows(coordinator: Coord
     coordinator.start(back)
 
     journal = [wire.pack(migration) for migration in coordinator.migrations.values()]
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     said = {}
     for blob in journal:
         migration = wire.unpack(blob, Migration)
@@ -351,7 +351,7 @@ def test_a_restarted_coordinator_knows_what_its_journal_knows(coordinator: Coord
 def test_an_instance_that_was_scaled_away_does_not_come_back_with_its_past(coordinator: Coordinator) -> None:
     finish(coordinator, order(coordinator, EVERYTHING, "b", "restart"))
     finish(coordinator, order(coordinator, EVERYTHING, "c", id="m2"))
-    again = Coordinator("stage", RouteTable("b"), {"b": "edge-1", "c": "edge-2"}, frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("b"), {"b": "edge-1", "c": "edge-2"}, KeyMap("r"))
     for migration in coordinator.migrations.values():
         assert again.adopt(migration) == []
     assert again.sites == {"b": "edge-1", "c": "edge-2"}
@@ -473,7 +473,7 @@ def test_who_adopts_a_restoration_knows_what_it_has_ended(coordinator: Coordinat
     migration = order(coordinator, K, "b", "push")
     before = wire.pack(migration)
     restoration = restore(coordinator, "a", "c")
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     again.adopt(wire.unpack(before, Migration))
     assert again.adopt(wire.unpack(wire.pack(restoration), Migration)) == [Fence(restoration.move)]
     assert again.migrations["m1"].ended_by == "r1"
@@ -525,7 +525,7 @@ def test_what_is_over_and_cleaned_up_is_not_looked_at_any_more(coordinator: Coor
     assert list(coordinator.open) == ["m3", "m4"], "its destination has not cleaned up"
     coordinator.handle("m3", Aborted("m3", "b", 0, 1))
     assert list(coordinator.open.values()) == [going]
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     for migration in coordinator.migrations.values():
         again.adopt(migration)
     assert again.open == coordinator.open

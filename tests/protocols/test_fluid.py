@@ -12,7 +12,7 @@ import pytest
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, UnknownName
-from whimbrel.core.keys import BINS, EVERYTHING, Selection, bin_of, selection_of
+from whimbrel.core.keys import BINS, EVERYTHING, KeyMap, Selection, bin_of, selection_of
 from whimbrel.core.options import FetchOptions, HandoverOptions, PushOptions
 from whimbrel.core.protocols.fluid import PLANS, STEP, Plan, matched, scheduled
 from whimbrel.core.protocols.machine import ABORTED, DONE, Abandoned, Migration, Ordered
@@ -108,7 +108,7 @@ def test_an_unknown_plan_is_refused_with_what_there_is() -> None:
 @pytest.fixture
 def coordinator() -> Coordinator:
     """Of a stage whose every key is at a."""
-    return Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    return Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
 
 
 def order(coordinator: Coordinator, plan: Plan = ((0,), (1,)), **options: Any) -> list[Migration]:
@@ -132,7 +132,7 @@ def finish(coordinator: Coordinator, piece: Migration) -> None:
 def restarted(coordinator: Coordinator) -> tuple[Coordinator, list[Migration]]:
     """What a restart makes of it, and its migrations, from the journal."""
     journal = [wire.pack(migration) for migration in coordinator.migrations.values()]
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     pieces = [wire.unpack(blob, Migration) for blob in journal]
     for piece in pieces:
         again.adopt(piece)
@@ -223,7 +223,7 @@ def test_keys_of_a_turn_to_come_cannot_be_moved_by_others(coordinator: Coordinat
 
 def test_a_restarted_coordinator_says_again_what_its_turn_said(coordinator: Coordinator) -> None:
     pieces = order(coordinator)
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     said = [again.adopt(wire.unpack(wire.pack(piece), Migration)) for piece in pieces]
     assert said == [[Begin(pieces[0].move)], [], []]
     assert again.due() == []

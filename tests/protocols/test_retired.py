@@ -9,7 +9,7 @@ import pytest
 from tests.protocols.test_coordinator import SITES, K, abort, coordinator, finish, order
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.keys import EVERYTHING, Selection, selection_of
+from whimbrel.core.keys import EVERYTHING, KeyMap, Selection, selection_of
 from whimbrel.core.protocols.machine import Abandoned, Fenced, Loaded, Migration
 from whimbrel.core.record import Aborted, Evicted, Opened, Ready
 from whimbrel.core.retired import Retired, retirement
@@ -27,7 +27,7 @@ def forget(coordinator: Coordinator, most: int = 0) -> list[str]:
 
 def restarted(coordinator: Coordinator) -> Coordinator:
     """Another one, from what the journal of this one has."""
-    again = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    again = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     again.resume(wire.unpack(wire.pack(coordinator.retired), Retired))
     for migration in coordinator.migrations.values():
         again.adopt(wire.unpack(wire.pack(migration), Migration))
@@ -58,7 +58,7 @@ def restore(coordinator: Coordinator, lost: str, to: str, id: str) -> Migration:
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_forgotten_a_restart_finds_the_same_routes(seed: int) -> None:
     chance = random.Random(seed)
-    one = Coordinator("stage", RouteTable("a"), dict(SITES), frozenset({"r"}))
+    one = Coordinator("stage", RouteTable("a"), dict(SITES), KeyMap("r"))
     keys = [f"k{number}" for number in range(6)]
     for number in range(40):
         selection: Selection = chance.choice(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
-from whimbrel.core.keys import Selection
+from whimbrel.core.keys import KeyMap, Selection
 from whimbrel.core.losses import Losses
 from whimbrel.core.options import RestartOptions
 from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
@@ -29,9 +29,10 @@ from whimbrel.core.router import RouteTable
 class Coordinator:
     """The migrations of one stage."""
 
-    def __init__(self, stage: str, table: RouteTable, sites: dict[str, str], routers: frozenset[str]) -> None:
-        self.stage, self.table, self.sites, self.routers = stage, table, sites, routers
-        """`sites`: by instance, the site where it runs."""
+    def __init__(self, stage: str, table: RouteTable, sites: dict[str, str], homes: KeyMap[str]) -> None:
+        """`sites`: by instance, the site where it runs. `homes`: of every key, the router through which it comes: a
+        move concerns the routers of its keys, and no others."""
+        self.stage, self.table, self.sites, self.homes = stage, table, sites, homes
         self.retired = Retired()
         """The combined effect of removed migrations."""
         self.migrations: dict[str, Migration] = {}
@@ -95,7 +96,7 @@ class Coordinator:
                 destination=owner if relocates else destination,
                 selection=share,
                 epoch=self.table.next_epoch(share),
-                routers=self.routers,
+                routers=self.routers(share),
                 options=msgspec.structs.replace(rules.options, **chosen),
                 **sizes,
             )
@@ -104,6 +105,10 @@ class Coordinator:
                 self.losses.check_dropped(move)
             planned.append(Migration(move, self.sites[owner], site))
         return planned
+
+    def routers(self, selection: Selection) -> frozenset[str]:
+        """The routers of these keys; all, if there are no keys."""
+        return frozenset(self.homes.values(selection) or self.homes.values())
 
     def check_free(self, move: Move, others: Iterable[Migration]) -> None:
         """Raise if one of these open migrations has keys of a move, or needs an instance that the move relocates."""

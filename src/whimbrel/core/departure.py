@@ -84,6 +84,7 @@ class Departure(msgspec.Struct, kw_only=True):
         del instance.moves.departures[self.move.id]
         out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 
+
 def closings(instance: Instance, move: Move) -> list[Closed]:
     """The notices that this part has emitted its last result of a move's keys: one for each epoch that ends."""
     part = (move.id, instance.name, instance.part, instance.parts)

@@ -73,7 +73,7 @@ class Losses:
             destination=destination,
             selection=selection,
             epoch=max(known),
-            routers=coordinator.routers,
+            routers=coordinator.routers(selection),
             options=RestoreOptions(
                 ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
                 parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),

@@ -101,7 +101,7 @@ class Move(msgspec.Struct, frozen=True):
     epoch: int
     """The epoch of the selected keys once the destination owns them."""
     routers: frozenset[str]
-    """All routers that write into the stage: a phase has begun when a marker has come from each."""
+    """The routers of the selected keys: a phase has begun when a marker has come from each."""
     options: Options = HandoverOptions()
     """The options of the protocol."""
     budget: int = 8 << 20

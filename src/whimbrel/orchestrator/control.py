@@ -17,6 +17,7 @@ import msgspec
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
+from whimbrel.core.keys import KeyMap
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.machine import Abandoned, Migration, Takeover
 from whimbrel.core.record import Report
@@ -62,7 +63,7 @@ class Control:
             engaged = partial(self.orchestrator.engaged, stage)
             instances = Instances(stage, journal, sites, engaged, self.chores.send_places)
             first = RouteTable(next(iter(instances.sites)))
-            coordinator = Coordinator(stage, first, instances.sites, frozenset({router_of(stage)}))
+            coordinator = Coordinator(stage, first, instances.sites, KeyMap(router_of(stage)))
             self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
             self.orchestrator.stages[stage] = coordinator
         self.orders = Ordering(self)

@@ -27,7 +27,7 @@ class GatewayActor(Actor):
         super().__init__(world)
         self.name = name
         self.ingress, self.known = Ingress(world), SimLog(world)
-        self.mine = [key for n, key in enumerate(world.keys) if n % len(world.routers) == world.routers.index(name)]
+        self.mine = [key for key in world.keys if world.homes[key] == name]
         self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
         self.has_time = world.random.random() < 0.7
         """Whether events carry an event time."""

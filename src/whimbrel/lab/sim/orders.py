@@ -98,9 +98,10 @@ class Gateway:
         self.loads = 0
 
     def command(self, stage: str, command: RouterCommand) -> None:
-        """Append a command to every router's log."""
+        """Append a command to the log of every router of its keys."""
         world = self._world
-        for router in world.random.sample(world.routers, len(world.routers)):
+        routers = sorted(command.move.routers)
+        for router in world.random.sample(routers, len(routers)):
             if not world.gateways[router].order(command):
                 raise Retry(f"{router} is unreachable")
             world.maybe_die(0.02)
@@ -210,7 +211,7 @@ class CoordinatorActor(Actor):
         self.decisions = Decisions(
             self.journal, self.todo, lambda: world.now_us, lambda: world.now, kept=(self.kept, 0)
         )
-        self.coordinator = Coordinator(STAGE, RouteTable(world.owner), dict(world.sites), frozenset(world.routers))
+        self.coordinator = Coordinator(STAGE, RouteTable(world.owner), dict(world.sites), world.homes)
         self.decisions.stages[STAGE] = self.coordinator
         encode: Any = world.inboxes[world.owner].encode
         self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.handle, lambda s: False, encode)

@@ -25,6 +25,7 @@ from typing import Any
 from zlib import crc32
 
 from whimbrel.core.errors import Unavailable
+from whimbrel.core.keys import KeyMap, Selection
 from whimbrel.core.record import Kind, Record
 from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
 from whimbrel.lab.sim.egress import OutletActor
@@ -86,6 +87,9 @@ class World:
         self.saves = protocol in (RESTORE, MIXED)
         """Whether there is a central store. It numbers increments by the stage's only gateway."""
         self.routers = [f"gateway-{n}" for n in range(1 if self.saves else rng.randint(1, 2))]
+        self.homes = KeyMap(self.routers[0])
+        for number, key in enumerate(self.keys):
+            self.homes.put(Selection(keys=frozenset({key})), self.routers[number % len(self.routers)])
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
         shared = len(names) > 2  # of three instances, two are at one site
         self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
