@@ -118,13 +118,18 @@ def encoded(emissions: Emissions, part: int, state_bytes: int) -> tuple[bytes | 
     """A part's output of a batch, encoded: an `Outgoing` unless it is empty, and the messages by destination."""
     outgoing = None
     if emissions.results or emissions.notices:
-        # Canonical, so that a replayed batch encodes its notices to the same bytes.
-        notices = msgspec.Raw(wire.encode_canonical(emissions.notices))
-        outgoing = wire.encode((emissions.results, notices, part, state_bytes))
+        outgoing = encoded_outgoing(Outgoing(emissions.results, emissions.notices, part, state_bytes))
     messages: dict[str, list[Content]] = {}
     for to, kind, bin, body in emissions.messages:
         messages.setdefault(to, []).append((kind, bin, body))
     return outgoing, messages
+
+
+def encoded_outgoing(outgoing: Outgoing) -> bytes:
+    """An `Outgoing`, encoded: the columns of its results keep their order, and its notices are canonical, so that a
+    replayed batch encodes them to the same bytes."""
+    notices = msgspec.Raw(wire.encode_canonical(outgoing.notices))
+    return wire.encode((outgoing.results, notices, outgoing.part, outgoing.state_bytes))
 
 
 def _shown(result: Result | None) -> str:
