@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.gateway.dead_letters import DeadLetters
-from whimbrel.gateway.gateway import Gateway
+from whimbrel.gateway.ingress import Event
 from whimbrel.gateway.intake import Intake, Taken
 from whimbrel.gateway.sources import Numbered, Source
 from whimbrel.log.backoff import Backoff, Interrupted
@@ -34,11 +34,26 @@ WRITER = "source"
 """In the ingress log the counter of the feed's appends is the last row so far, in the dead letters the row."""
 
 
+class WayIn(Protocol):
+    """Where rows go: the gateway of a stage, or the entrance before the gateways of several places."""
+
+    def counter(self, writer: str) -> int:
+        """The number of a writer's last row that is durable."""
+
+    def ingest(
+        self, events: Sequence[Event], writer: str, counter: int, number: Callable[[int], int] | None = None
+    ) -> bool:
+        """Make events durable (`Gateway.ingest`)."""
+
+    def latest_allowed_us(self) -> int | None:
+        """The event time after which an event is refused as from the future; None: there is no bound."""
+
+
 class Feed:
-    """Passes one source's rows to one gateway."""
+    """Passes one source's rows to where they enter."""
 
     def __init__(
-        self, source: Source, intake: Intake, gateway: Gateway, dead: DeadLetters, is_full: Callable[[], bool]
+        self, source: Source, intake: Intake, gateway: WayIn, dead: DeadLetters, is_full: Callable[[], bool]
     ) -> None:
         self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
         self.ended = threading.Event()
@@ -73,7 +88,7 @@ class Feed:
             self.error = kept(LOGGER, f"the feed of {self.source.name} has failed for good", error)
 
     def _carry(self) -> None:
-        self._next = self._persist(lambda: self.gateway.ingress.counter(WRITER) + 1)
+        self._next = self._persist(lambda: self.gateway.counter(WRITER) + 1)
         self._set_aside = self._persist(lambda: self.dead.positions(WRITER, self.source.name, self._next))
         due, last = 0.0, time.monotonic()
         while not self._stop.is_set():
@@ -111,21 +126,13 @@ class Feed:
         return [row if isinstance(row, BadRecord) else next(answers) for _, row in batch]
 
     def _take(self, batch: list[Numbered], answers: list[Taken | BadRecord]) -> None:
-        good = []
+        good, rows = [], []
         for (number, row), answer in zip(batch, answers, strict=True):  # in order: counters of dead letters must grow
             if isinstance(answer, BadRecord):
                 whole = None if answer is row else row
                 self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
             elif number not in self._set_aside:
                 good.append(answer)
+                rows.append(number)
         if good:
-            self.gateway.ingest(good, WRITER, batch[-1][0], partial(self._number, batch, answers))
-
-    def _number(self, batch: list[Numbered], answers: list[Taken | BadRecord], place: int) -> int:
-        """The number of the row that is the n-th good one of a batch, n = `place`."""
-        good = (
-            number
-            for (number, _), answer in zip(batch, answers, strict=True)
-            if not isinstance(answer, BadRecord) and number not in self._set_aside
-        )
-        return next(islice(good, place, None))
+            self.gateway.ingest(good, WRITER, batch[-1][0], rows.__getitem__)

@@ -117,13 +117,23 @@ class Gateway:
 
     # ── Input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def counter(self, writer: str) -> int:
+        """The last counter of a writer whose events are durable here; -1 if there are none."""
+        return self.ingress.counter(writer)
+
     def ingest(
-        self, events: Sequence[Event], writer: str, counter: int, number: Callable[[int], int] | None = None
+        self,
+        events: Sequence[Event],
+        writer: str,
+        counter: int,
+        number: Callable[[int], int] | None = None,
+        since: Sequence[int] | None = None,
     ) -> bool:
         """Append events as one entry, and route them. When this returns they are durable.
 
         `writer` and `counter` make it idempotent: the same call again, after a crash, changes nothing (False).
         `number`: allows several entries; maps the index of an event to the counter of an entry that ends with it.
+        `since`: when each event entered, if another place has passed them on; now, if not given.
         """
         with self._turn():
             last = self._ingress.counter(writer)
@@ -132,16 +142,22 @@ class Gateway:
             is_begun = number is not None and number(0) <= last
             start = bisect_right(range(len(events)), last, key=number) if is_begun else 0
             while start < len(events):
-                start = self._take(events, start, writer, counter, number)
+                start = self._take(events, start, writer, counter, number, since)
             return True
 
     def _take(
-        self, events: Sequence[Event], start: int, writer: str, counter: int, number: Callable[[int], int] | None
+        self,
+        events: Sequence[Event],
+        start: int,
+        writer: str,
+        counter: int,
+        number: Callable[[int], int] | None,
+        since: Sequence[int] | None,
     ) -> int:
         """Append as many events as one entry holds; return the index of the first of the rest."""
         now = self._clock_us()
         arrived = self._clock.look(now, self._uptime())
-        records, blob = self._ingress.entry(events, start, now, arrived, whole=number is None)
+        records, blob = self._ingress.entry(events, start, since or now, arrived, whole=number is None)
         end = start + len(records)
         self._note_keys([key for key, _, _ in islice(events, start, end) if key not in self.keys])
         taken = counter if number is None or end == len(events) else number(end - 1)
@@ -233,6 +249,10 @@ class Gateway:
             with self._turn():  # flushes what a failed append left: there may never be another record
                 if self._sent_us < self._latest_us:
                     self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
+
+    def now_us(self) -> int:
+        """The wall clock."""
+        return self._clock_us()
 
     def latest_allowed_us(self) -> int | None:
         """The event time after which an event is refused as from the future; None: there is no bound."""

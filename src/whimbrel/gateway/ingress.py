@@ -11,7 +11,7 @@ No entry, here or in an inbox, has more than `MOST_BYTES` bytes or `MOST` record
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from whimbrel.core.errors import Bug, Corrupt
@@ -63,16 +63,16 @@ class IngressWriter:
         return self._counters[writer]
 
     def entry(
-        self, events: Sequence[Event], start: int, now_us: int, arrived_us: int, *, whole: bool
+        self, events: Sequence[Event], start: int, since_us: int | Sequence[int], arrived_us: int, *, whole: bool
     ) -> tuple[list[Record], bytes]:
-        """The next entry, with its records: the events from `start` on that fit. `whole`: all of them."""
+        """The next entry, with its records: the events from `start` on that fit. `whole`: all of them. `since_us`: when
+        they entered, all together or each."""
         seq, end = self.seq, len(events)
         while True:
+            entered = repeat(since_us) if isinstance(since_us, int) else islice(since_us, start, None)
             records = [
-                Record(
-                    0, 0, bin_of(key), key, seq + row, 0, self._name, arrived_us if us is None else us, now_us, event
-                )
-                for row, (key, event, us) in enumerate(islice(events, start, end))
+                Record(0, 0, bin_of(key), key, seq + row, 0, self._name, arrived_us if us is None else us, since, event)
+                for row, ((key, event, us), since) in enumerate(zip(islice(events, start, end), entered, strict=False))
             ]
             blob = self._codec.encode(records)
             if whole or fits(len(records), blob):
