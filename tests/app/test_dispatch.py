@@ -25,6 +25,7 @@ from whimbrel.core.record import (
     Said,
 )
 from whimbrel.egress.dispatch import DISPATCHER, Dispatcher
+from whimbrel.egress.reports import Reporter
 from whimbrel.log.contract import Lane
 from whimbrel.log.memory import MemoryLog
 
@@ -175,3 +176,25 @@ def test_whichever_append_fails_each_entry_arrives_once_and_in_order(victim: str
     for place, key in {"edge-1": "a", "edge-2": "b"}.items():
         assert [one.results for one in rig.received(place)] == [[result(key, seq)] for seq in range(4)]
     assert rig.reported() == [LEFT] * 4
+
+
+def test_reports_are_sent_in_order_and_wait_while_the_orchestrator_is_away() -> None:
+    rig, heard, away = Rig(Here()), list[Report](), True
+    ready = Ready("m1", "s-1", 0, 1)
+
+    def send(report: Report) -> None:
+        if away:
+            raise Unavailable("no orchestrator")
+        heard.append(report)
+
+    rig.say(([], [ready]))
+    rig.say(([], [CLOSED, LEFT]))
+    rig.dispatcher.step()
+    reporter = Reporter(rig.reports, send)
+    with pytest.raises(Unavailable):
+        reporter.step()
+    assert not reporter.is_idle
+    away = False
+    assert Reporter(rig.reports, send).step()
+    assert (heard, reporter.is_idle, rig.reports.head()) == ([ready, LEFT], True, 2)
+    assert not reporter.step()

@@ -1,0 +1,45 @@
+"""The reporter: sends the reports of a stage's instances at a place to the orchestrator, in order.
+
+The dispatcher copies reports to a log of their own, so that outboxes can be trimmed while the orchestrator is away. A
+report may be sent twice, after a crash: the orchestrator's tables ignore repetitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from whimbrel.core import wire
+from whimbrel.core.record import Report
+from whimbrel.log.chunks import chunk
+from whimbrel.log.contract import Lane, Log
+
+REPORTER = "reporter"
+"""The reader of the reports."""
+
+
+class Reporter:
+    """Sends the reports of one log. Driven step by step."""
+
+    def __init__(self, log: Log, send: Callable[[Report], None]) -> None:
+        """`send` raises `Retry` if the orchestrator is unreachable."""
+        self._log, self._send = log, send
+
+    def step(self) -> bool:
+        """Send what is new, at most a chunk; return whether there was anything. If `send` raises, the next step begins
+        with the entry that failed."""
+        entries = chunk(self._log, self._position())
+        for entry in entries:
+            for report in wire.unpack(entry.blob, list[Report]):
+                self._send(report)
+            self._log.commit(REPORTER, {Lane.DATA: entry.position + 1})
+        if entries:
+            self._log.trim(entries[-1].position + 1)
+        return bool(entries)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything has been sent."""
+        return self._position() >= self._log.tail()
+
+    def _position(self) -> int:
+        return max(self._log.committed(REPORTER) or 0, self._log.head())
