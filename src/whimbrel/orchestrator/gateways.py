@@ -1,0 +1,101 @@
+"""The gateways of all places, as one: what the orchestrator asks of a stage concerns those that the stage needs.
+
+    a command                  the places of its routers: the homes of the moved keys, and no others
+    a fence, all is delivered  every place: each may receive results of the stage
+    the central store          the stage's only home
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from whimbrel.core.protocols.machine import Loaded
+from whimbrel.core.record import Move
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, GatewayStatus
+
+
+def router_of(stage: str, place: str) -> str:
+    """The name of the router of a stage at a place."""
+    return f"gateway-{stage}@{place}"
+
+
+def place_of(router: str) -> str:
+    """The place of a router."""
+    return router.partition("@")[2]
+
+
+class Gateways:
+    """A `GatewayPort` over those of all places."""
+
+    def __init__(self, ports: Mapping[str, GatewayPort], home_of: Callable[[str], str]) -> None:
+        """`ports`: by place. `home_of`: the place that stores the increments of a stage."""
+        self._ports, self._home_of = ports, home_of
+
+    def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:
+        for place in sorted(map(place_of, command.move.routers)):
+            self._ports[place].command(stage, command)
+
+    def fence(self, stage: str, move: Move) -> None:
+        for port in self._ports.values():
+            port.fence(stage, move)
+
+    def check_restore(self, stage: str, checkpoint: int | None) -> None:
+        self._home(stage).check_restore(stage, checkpoint)
+
+    def load(self, stage: str, move: Move, checkpoint: int | None) -> Loaded:
+        return self._home(stage).load(stage, move, checkpoint)
+
+    def checkpoints(self, stage: str) -> list[int]:
+        return self._home(stage).checkpoints(stage)
+
+    def order_checkpoint(self, stage: str) -> None:
+        self._home(stage).order_checkpoint(stage)
+
+    def place(self, stage: str, instances: dict[str, str]) -> None:
+        for port in self._ports.values():
+            port.place(stage, instances)
+
+    def save(self, stage: str) -> bool:
+        return all([port.save(stage) for port in self._ports.values()])
+
+    def has_delivered(self, stage: str, instance: str) -> bool:
+        return all(port.has_delivered(stage, instance) for port in self._ports.values())
+
+    def is_drained(self, stage: str) -> bool:
+        return all(port.is_drained(stage) for port in self._ports.values())
+
+    def status(self) -> GatewayStatus:
+        """All of them together; what waits, and errors, with the place."""
+        found = {place: port.status() for place, port in self._ports.items()}
+        letters: Counter[str] = Counter()
+        for one in found.values():
+            letters.update(one.dead_letters)
+        stages = {name: None for one in found.values() for name in one.stages}
+        return GatewayStatus(
+            sent=sum(one.sent for one in found.values()),
+            delivered=sum(one.delivered for one in found.values()),
+            dead_letters=dict(letters),
+            ended=all(one.ended for one in found.values()),
+            error=next((f"{place}: {one.error}" for place, one in found.items() if one.error), None),
+            stages={name: _joined([one.stages[name] for one in found.values() if name in one.stages]) for name in stages},
+            disk=next((one.disk for one in found.values() if one.disk), None),
+            held_up={f"{what} at {place}": why for place, one in found.items() for what, why in one.held_up.items()},
+        )
+
+    def _home(self, stage: str) -> GatewayPort:
+        return self._ports[self._home_of(stage)]
+
+
+def _joined(flows: list[FlowStatus]) -> FlowStatus:
+    rate = sum(one.rate for one in flows)
+    weighed = sum(one.rate * one.record_bytes for one in flows)
+    return FlowStatus(
+        rate=rate,
+        record_bytes=round(weighed / rate) if rate else max(one.record_bytes for one in flows),
+        state_bytes={name: size for one in flows for name, size in one.state_bytes.items()},
+        refused=sum(one.refused for one in flows),
+        error=next((one.error for one in flows if one.error), None),
+        store=next((one.store for one in flows if one.store), None),
+    )
