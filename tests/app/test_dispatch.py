@@ -17,12 +17,12 @@ from whimbrel.core.record import (
     Left,
     Notice,
     Opened,
+    OutboxEntry,
     Outgoing,
     Parked,
     Ready,
     Report,
     Result,
-    Said,
 )
 from whimbrel.egress.dispatch import DISPATCHER, Dispatcher
 from whimbrel.egress.reports import Reporter
@@ -93,12 +93,12 @@ class Rig:
         )
 
     def say(self, *parts: tuple[list[Result], list[Notice]]) -> None:
-        blob = wire.pack(Said([Outgoing(*part) for part in parts]))
+        blob = wire.pack(OutboxEntry([Outgoing(*part) for part in parts]))
         self.outbox.append(blob, count=1, writer="s-1@x", counter=self.outbox.tail())
 
     def received(self, place: str) -> list[Outgoing]:
         entries = self.arrivals[place, "s-1"].read(0)
-        return [one for entry in entries for one in wire.unpack(entry.blob, Said).outgoing]
+        return [one for entry in entries for one in wire.unpack(entry.blob, OutboxEntry).outgoing]
 
     def reported(self) -> list[Report]:
         return [one for entry in self.reports.read(0) for one in wire.unpack(entry.blob, list[Report])]

@@ -19,7 +19,18 @@ from typing import Protocol, get_args
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.record import Checkpointed, Closed, Evicted, Notice, Opened, Outgoing, Parked, Report, Result, Said
+from whimbrel.core.record import (
+    Checkpointed,
+    Closed,
+    Evicted,
+    Notice,
+    Opened,
+    OutboxEntry,
+    Outgoing,
+    Parked,
+    Report,
+    Result,
+)
 from whimbrel.log.carrier import encoded_outgoing, join_outgoing
 from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Appendable, Entry, Lane, Log
@@ -49,7 +60,7 @@ class _Notices(msgspec.Struct, frozen=True, array_like=True):
     notices: list[Notice]
 
 
-class _Said(msgspec.Struct, frozen=True, array_like=True):
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
     """An outbox entry whose results are left encoded."""
 
     outgoing: list[_Notices]
@@ -95,14 +106,14 @@ class Dispatcher:
 
     def _dispatch(self, name: str, entry: Entry) -> None:
         if self._ways.receivers:
-            said = wire.unpack(entry.blob, Said)
-            for place, outgoing in self._sorted(said.outgoing).items():
+            whole = wire.unpack(entry.blob, OutboxEntry)
+            for place, outgoing in self._sorted(whole.outgoing).items():
                 count = sum(len(one.results) for one in outgoing)
                 blob = join_outgoing([encoded_outgoing(one) for one in outgoing], {}, {})
                 self._arrivals_of(place, name).append(blob, count=count, writer=name, counter=entry.position)
-            notices = [notice for one in said.outgoing for notice in one.notices]
+            notices = [notice for one in whole.outgoing for notice in one.notices]
         else:
-            notices = [notice for one in wire.unpack(entry.blob, _Said).outgoing for notice in one.notices]
+            notices = [notice for one in wire.unpack(entry.blob, _Entry).outgoing for notice in one.notices]
         reports = [notice for notice in notices if isinstance(notice, REPORTS)]
         if reports:
             blob = wire.canonical(reports)

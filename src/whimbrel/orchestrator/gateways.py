@@ -1,8 +1,8 @@
 """The gateways of all places, as one: what the orchestrator asks of a stage concerns those that the stage needs.
 
-    a command                  the places of its routers: the homes of the moved keys, and no others
-    a fence, all is delivered  every place: each may receive results of the stage
-    the central store          the stage's only home
+a command                  the places of its routers: the homes of the moved keys, and no others
+a fence, all is delivered  every place: each may receive results of the stage
+the central store          the stage's only home
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Gateways:
     def order_checkpoint(self, stage: str) -> None:
         self._home(stage).order_checkpoint(stage)
 
-    def place(self, stage: str, instances: dict[str, str]) -> None:
+    def place(self, stage: str, instances: list[str]) -> None:
         for port in self._ports.values():
             port.place(stage, instances)
 
@@ -79,7 +79,9 @@ class Gateways:
             dead_letters=dict(letters),
             ended=all(one.ended for one in found.values()),
             error=next((f"{place}: {one.error}" for place, one in found.items() if one.error), None),
-            stages={name: _joined([one.stages[name] for one in found.values() if name in one.stages]) for name in stages},
+            stages={
+                name: _joined([one.stages[name] for one in found.values() if name in one.stages]) for name in stages
+            },
             disk=next((one.disk for one in found.values() if one.disk), None),
             held_up={f"{what} at {place}": why for place, one in found.items() for what, why in one.held_up.items()},
         )
