@@ -51,7 +51,7 @@ class Killer:
             "coordinator": world.coordinator,
         }
         victim = victims[self.party]
-        victim.alive = False
+        victim.die()
         return True
 
 

@@ -34,9 +34,8 @@ def test_no_seed_breaks_a_promise(protocol: str) -> None:
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_safeguard_that_is_switched_off_is_missed(sabotage: str) -> None:
     """And by a promise that is broken, not only by a world that falls apart."""
-    found = search(CHOICES, range(300), sabotage).found
-    assert found is not None
-    assert found.what.split(":")[0] in PROMISES
+    every = (search(CHOICES, [seed], sabotage).found for seed in range(300))
+    assert any(found is not None and found.what.split(":")[0] in PROMISES for found in every)
 
 
 def test_a_sabotage_ends_with_its_run() -> None:

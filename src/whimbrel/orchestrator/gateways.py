@@ -58,7 +58,8 @@ class Gateways:
             port.place(stage, instances)
 
     def save(self, stage: str) -> bool:
-        return all([port.save(stage) for port in self._ports.values()])
+        saved = [port.save(stage) for port in self._ports.values()]
+        return all(saved)
 
     def has_delivered(self, stage: str, instance: str) -> bool:
         return all(port.has_delivered(stage, instance) for port in self._ports.values())
@@ -72,7 +73,7 @@ class Gateways:
         letters: Counter[str] = Counter()
         for one in found.values():
             letters.update(one.dead_letters)
-        stages = {name: None for one in found.values() for name in one.stages}
+        names = dict.fromkeys(name for one in found.values() for name in one.stages)
         return GatewayStatus(
             sent=sum(one.sent for one in found.values()),
             delivered=sum(one.delivered for one in found.values()),
@@ -80,7 +81,7 @@ class Gateways:
             ended=all(one.ended for one in found.values()),
             error=next((f"{place}: {one.error}" for place, one in found.items() if one.error), None),
             stages={
-                name: _joined([one.stages[name] for one in found.values() if name in one.stages]) for name in stages
+                name: _joined([one.stages[name] for one in found.values() if name in one.stages]) for name in names
             },
             disk=next((one.disk for one in found.values() if one.disk), None),
             held_up={f"{what} at {place}": why for place, one in found.items() for what, why in one.held_up.items()},

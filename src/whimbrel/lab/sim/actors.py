@@ -45,6 +45,8 @@ class Actor:
     """A component that takes steps at its own pace."""
 
     kind: ClassVar[str]
+    sleeps: ClassVar[bool] = False
+    """Whether an actor without work takes no step until it is woken."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,9 +59,15 @@ class Actor:
         """Take one step; return whether there was work."""
         raise NotImplementedError
 
+    @property
+    def waits(self) -> bool:
+        """Whether it will have work although it has none now, and no other actor has."""
+        return False
+
     def die(self) -> None:
         """Lose everything but the durable state."""
         self.alive = False
+        self.world.wake(self)
         self.world.tally[f"{self.kind} died"] += 1
 
     def revive(self) -> None:
@@ -90,6 +98,7 @@ class InstanceActor(Actor):
     """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
 
     kind = "instance"
+    sleeps = True
 
     def __init__(self, world: World, name: str, parts: int) -> None:
         super().__init__(world)
@@ -115,6 +124,7 @@ class InstanceActor(Actor):
         """Resume from the checkpoint at a site."""
         self.running, self.site = True, site
         self.revive()
+        self.world.wake(self)
 
     def revive(self) -> None:
         self.kept = self.checkpoints[self.site]
@@ -153,10 +163,8 @@ class InstanceActor(Actor):
             ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
             if ends == self.kept.at:
                 return False
-            self.kept.plan = (rng.randint(self.kept.at[0], ends[0]), rng.randint(self.kept.at[1], ends[1]))
-            if self.kept.plan == self.kept.at:
-                self.kept.plan = None
-                return True
+            plan = (rng.randint(self.kept.at[0], ends[0]), rng.randint(self.kept.at[1], ends[1]))
+            self.kept.plan = plan if plan != self.kept.at else ends
         self.world.maybe_die()
         rows = [
             row

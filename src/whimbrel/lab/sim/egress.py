@@ -79,6 +79,7 @@ class OutletActor(Actor):
     """Steps the outlet. When it dies, everything is lost but logs, the file and the last commit."""
 
     kind = "outlet"
+    sleeps = True
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -141,6 +142,7 @@ class OutletActor(Actor):
         if self.alive and move.id not in self.raised:
             raised = self.raised
             self.outlet.ask_fence(move, lambda: raised.add(move.id))
+            self.world.wake(self)
         return self.alive and move.id in self.raised
 
     def _save(self, blob: bytes) -> None:

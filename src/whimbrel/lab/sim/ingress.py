@@ -22,6 +22,7 @@ class GatewayActor(Actor):
     """Sends records, ticks and save requests to the gateway, and stores its snapshots."""
 
     kind = "gateway"
+    sleeps = True
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world)
@@ -89,7 +90,12 @@ class GatewayActor(Actor):
         if self.giving is None and self.left and self.world.random.random() < 0.7:
             self._choose()
         if self.giving is not None:
-            self.giving()
+            # An append that fails with the last input is not made up for by a later one.
+            self.world.append_odds = 0.005 if self.left else 0.1
+            try:
+                self.giving()
+            finally:
+                self.world.append_odds = 0.005
             self.giving = None
         if worked and self.world.random.random() < 0.2:
             self._save()
@@ -109,10 +115,11 @@ class GatewayActor(Actor):
         return self.gateway.horizon()
 
     def _choose(self) -> None:
-        """Choose the next input: a tick, or records. It is repeated until it is acknowledged."""
+        """Choose the next input: a tick, or records. It is repeated until it is acknowledged. The last one is a tick:
+        no later one makes up for it."""
         rng = self.world.random
         self.left -= 1
-        if rng.random() < 0.25:
+        if not self.left or rng.random() < 0.25:
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
         else:
             known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more keys later

@@ -50,7 +50,7 @@ class SimLog(MemoryLog):
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
     ) -> int | None:
         world = self._world
-        world.maybe_stumble(0.005)
+        world.maybe_stumble(world.append_odds)
         position = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         if world.chaos and world.random.random() < 0.05:
             again = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)

@@ -37,7 +37,9 @@ class LossActor(Actor):
         elif self.unnoticed and rng.random() < 0.2:
             self.world.suspects.append(self.unnoticed.pop(0))
         elif self.away and rng.random() < 0.05:
-            self.world.instances[self.away.pop(0)].gone = False
+            instance = self.world.instances[self.away.pop(0)]
+            instance.gone = False
+            self.world.wake(instance)
         return worked
 
     def lose(self, name: str, how_long: str) -> None:

@@ -239,7 +239,7 @@ class CoordinatorActor(Actor):
             return True
 
     def _work(self) -> bool:
-        rng, world = self.world.random, self.world
+        rng = self.world.random
         self.world.maybe_die(0.02)
         self.decisions.check_due()
         if self.todo.queues:
@@ -249,7 +249,7 @@ class CoordinatorActor(Actor):
             self.decisions.retire()
         if self._restore():
             return True
-        open_ones = [m for m in self.coordinator.open.values() if not m.is_over]
+        open_ones = self._open()
         standbys = [m for m in open_ones if m.is_standby]
         if standbys and rng.random() < 0.2:
             self.decisions.handle(STAGE, rng.choice(standbys).move.id, Takeover())
@@ -257,12 +257,24 @@ class CoordinatorActor(Actor):
         if open_ones and rng.random() < self.abort_odds:
             self.decisions.handle(STAGE, rng.choice(open_ones).move.id, Abandoned("a deadline has passed"))
             return True
-        more = self.ordered < self.wanted and self.asked < 20
-        if more and rng.random() < 0.3:
+        if self._wants_more and rng.random() < 0.3:
             self._order()
             return True
-        waits = standbys or more or world.suspects or (open_ones and self.abort_odds)
-        return bool(waits or (world.saves and self.coordinator.losses.interrupted()))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it will order, end or take over a migration at some later step."""
+        open_ones = self._open()
+        acts = any(m.is_standby for m in open_ones) or (open_ones and self.abort_odds)
+        return bool(acts or self._wants_more or self.world.suspects or self.coordinator.losses.interrupted())
+
+    @property
+    def _wants_more(self) -> bool:
+        return self.ordered < self.wanted and self.asked < 20
+
+    def _open(self) -> list[Migration]:
+        return [m for m in self.coordinator.open.values() if not m.is_over]
 
     def _do(self, place: Place) -> None:
         """Carry out the next command of a migration; if it fails, it stays the next."""

@@ -20,7 +20,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import log
+from math import inf, log
 from typing import Any
 from zlib import crc32
 
@@ -41,8 +41,7 @@ KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 
 
 IDLE = 0.1
-"""The pace of an idle actor relative to its usual pace, until an entry is appended to a log it reads: otherwise most
-steps would find no work."""
+"""The pace of an idle actor relative to its usual pace, until it is woken: otherwise most steps would find no work."""
 
 
 UNDONE = {"live", "pause", "fluid"}
@@ -57,6 +56,10 @@ class Dice(random.Random):
 
     def choice(self, seq: Any) -> Any:
         return seq[int(self.random() * len(seq))]
+
+    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        pool = list(population)
+        return [pool.pop(int(self.random() * len(pool))) for _ in range(k)]
 
 
 class Stuck(Exception):
@@ -77,10 +80,13 @@ class World:
         # A separate generator, so that histories without damage stay as they were before damage was introduced.
         self._harm = f"harm/{seed}/{protocol}"
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
+        self.append_odds = 0.005
+        """How likely an append fails before it takes effect."""
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int]] = []
         """Times, each with the number of an actor. Entries that differ from `_due` are obsolete."""
         self._due: list[float] = []
+        """By actor: the time of its next step, infinite if it sleeps."""
 
         rng = self.random
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
@@ -123,30 +129,37 @@ class World:
 
     def run(self, limit: int = 20_000) -> None:
         """Run until all records are sent, moved and delivered, and no actor has work left."""
-        self._due = [self.random.random() for _ in self.actors]
-        for number, moment in enumerate(self._due):
-            heappush(self._agenda, (moment, number))
-        idle: set[int] = set()
-        while len(idle) < len(self.actors):
-            moment, number = heappop(self._agenda)
-            if moment != self._due[number]:
-                continue
-            if self.steps > limit:
-                raise Stuck(f"not quiet after {limit} steps")
-            self.now, actor = moment, self.actors[number]
-            if self._step(actor):
-                idle.clear()
-                self._schedule(number, actor.pace)
-            else:
-                idle.add(number)
-                self._schedule(number, actor.pace * IDLE)
+        self._due = [inf] * len(self.actors)
+        for actor in self.actors:
+            self.wake(actor)
+        while True:
+            idle: set[int] = set()
+            while len(idle) + self._due.count(inf) < len(self.actors):
+                moment, number = heappop(self._agenda)
+                if moment != self._due[number]:
+                    continue
+                if self.steps > limit:
+                    raise Stuck(f"not quiet after {limit} steps")
+                self.now, actor = moment, self.actors[number]
+                self._due[number] = inf
+                if self._step(actor):
+                    idle.clear()
+                    self._schedule(number, actor.pace)
+                elif not actor.sleeps:
+                    idle.add(number)
+                    self._schedule(number, actor.pace * IDLE)
+            woken = [actor for actor in self.actors if actor.sleeps and self._step(actor)]
+            for actor in woken:
+                self.wake(actor)
+            if not woken and not any(actor.waits for actor in self.actors):
+                return
 
     def _schedule(self, number: int, pace: float) -> None:
         moment = self._due[number] = self.now - log(1.0 - self.random.random()) / pace
         heappush(self._agenda, (moment, number))
 
     def wake(self, actor: Actor) -> None:
-        """Schedule an actor, which may be idle, at its usual pace: an entry has arrived for it."""
+        """Schedule an actor, which may be idle, at its usual pace: there is work for it."""
         number = self._numbers[id(actor)]
         if self._due and self._due[number] > self.now + 1.0 / actor.pace:
             self._schedule(number, actor.pace)
