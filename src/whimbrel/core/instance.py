@@ -380,4 +380,5 @@ class Instance:
                 self.moves = wire.decode(delta.moves, Moves)
                 if self.moves.epochs is not None:
                     self.epochs.restore(self.moves.epochs)
+                    self._told = self.epochs.changes
         self.table.index()

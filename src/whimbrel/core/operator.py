@@ -105,6 +105,7 @@ def uses_timers(operator: Operator) -> bool:
     return type(operator).on_timer is not Operator.on_timer
 
 
+@lru_cache
 def shape_of(state: type) -> str:
     """A digest of a state's fields: the same at both ends of a move, unless they run different versions of a job.
 
