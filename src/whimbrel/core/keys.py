@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
+
+from whimbrel.core import wire
 
 BINS = 1024
 EVERY_BIN = -1
@@ -80,6 +82,8 @@ class KeyMap(Generic[V]):
         compares it to decide whether to derive it again; one that reads during a change will."""
         self._kinds: tuple[int, frozenset[V]] = (0, frozenset([default]))
         """The distinct values of `by_bin`, as of a number of changes."""
+        self._encoded: tuple[int, msgspec.Raw] | None = None
+        """The content as `encode` returns it, as of a number of changes."""
 
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
@@ -174,6 +178,13 @@ class KeyMap(Generic[V]):
     def dump(self) -> tuple[list[V], dict[str, V]]:
         """The content, as `restore` expects it."""
         return list(self.by_bin), dict(self.by_key)
+
+    def encode(self) -> Any:
+        """As `dump`, but encoded already, as a `msgspec.Raw`: for a snapshot. Encoded again only after a change."""
+        known, changes = self._encoded, self.changes
+        if known is None or known[0] != changes or changes % 2:
+            known = self._encoded = (changes, msgspec.Raw(wire.encode((self.by_bin, self.by_key))))
+        return known[1]
 
     def restore(self, dumped: tuple[list[V], dict[str, V]]) -> None:
         """Replace the content by a dump."""

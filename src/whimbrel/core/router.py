@@ -132,7 +132,7 @@ class Router:
             owner = by_key.get(record.key) or by_bin[record.bin]
             epoch = epochs.by_key[record.key] if record.key in epochs.by_key else epochs.by_bin[record.bin]
             if epoch != record.epoch:
-                record = record._replace(epoch=epoch)
+                record = Record(*record[:5], epoch, *record[6:])
             if self.moving:
                 move = self._move_of(record.key)
                 if move is not None and move.hold:
@@ -265,7 +265,7 @@ class Router:
         """A state from which a replay may start; None during a move: then the replay starts from an earlier one."""
         if self.moving:
             return None
-        routes = (self.table.owners.dump(), self.table.epochs.dump())
+        routes = (self.table.owners.encode(), self.table.epochs.encode())
         return wire.pack(Snapshot(*routes, list(self.finished), self.gained, list(self.fenced)))
 
     def restore(self, blob: bytes) -> None:

@@ -27,8 +27,7 @@ class Outboxes(dict[str, Log]):
 
     def items(self) -> Any:
         rng = self._world.random
-        names = rng.sample(sorted(self), rng.randint(1, len(self)))
-        return {name: self[name] for name in names}.items()
+        return [(name, self[name]) for name in rng.sample(sorted(self), rng.randint(1, len(self)))]
 
 
 class File:
