@@ -176,20 +176,22 @@ class KeyMap(Generic[V]):
         return Selection(bins, frozenset(keys), frozenset(without))
 
     def dump(self) -> tuple[list[V], dict[str, V]]:
-        """The content, as `restore` expects it."""
-        return list(self.by_bin), dict(self.by_key)
+        """The content, as `restore` expects it: by bin, or a single value if all bins have the same."""
+        kinds = self._by_bin_values()
+        return list(kinds if len(kinds) == 1 else self.by_bin), dict(self.by_key)
 
     def encode(self) -> Any:
         """As `dump`, but encoded already, as a `msgspec.Raw`: for a snapshot. Encoded again only after a change."""
         known, changes = self._encoded, self.changes
         if known is None or known[0] != changes or changes % 2:
-            known = self._encoded = (changes, msgspec.Raw(wire.encode((self.by_bin, self.by_key))))
+            known = self._encoded = (changes, msgspec.Raw(wire.encode(self.dump())))
         return known[1]
 
     def restore(self, dumped: tuple[list[V], dict[str, V]]) -> None:
         """Replace the content by a dump."""
         self.changes += 1
-        self.by_bin, self.by_key = list(dumped[0]), dict(dumped[1])
+        by_bin, by_key = dumped
+        self.by_bin, self.by_key = by_bin * BINS if len(by_bin) == 1 else list(by_bin), dict(by_key)
         self.changes += 1
 
 

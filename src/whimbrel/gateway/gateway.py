@@ -35,8 +35,8 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Stop, Trimmed
 from whimbrel.core.increments import TrimHorizon
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Barrier, Checkpointed, Kind, Move, Record
-from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router
+from whimbrel.core.record import Barrier, Checkpointed, Kind, Record
+from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router, body_with, move_in
 from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entries, fits, stored, writer_of
 from whimbrel.log.chunks import chunked, reach
@@ -166,7 +166,7 @@ class Gateway:
     def command(self, command: Command) -> None:
         """Append the coordinator's command between the records. Idempotent."""
         kind = KINDS[type(command)]
-        body = wire.canonical(command if isinstance(command, Restore) else command.move)
+        body = wire.canonical(command) if isinstance(command, Restore) else body_with(command.move)
         if isinstance(command, Restore):
             self._read_ahead(wire.unpack(body, Restore))  # as it will be in the log, down to the order of its sets
         with self._turn():
@@ -277,7 +277,7 @@ class Gateway:
                 except Stop as error:
                     self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
-        command = COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
+        command = COMMANDS[Kind(record.kind)](move_in(record.body))
         return self.router.apply(command, record.seq, record.ingress_us)
 
     # ── Replay for restorations ──────────────────────────────────────────────────────────────────────────────────
