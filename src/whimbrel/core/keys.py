@@ -175,6 +175,14 @@ class KeyMap(Generic[V]):
         keys = (key for key in singly if self[key] == value and bin_of(key) not in bins)
         return Selection(bins, frozenset(keys), frozenset(without))
 
+    def copy(self) -> KeyMap[V]:
+        """A copy with the same values."""
+        copied, (changes, kinds) = KeyMap(self.by_bin[0]), self._kinds
+        copied.restore((self.by_bin, self.by_key))
+        if changes == self.changes and changes % 2 == 0:
+            copied._kinds = copied.changes, kinds
+        return copied
+
     def dump(self) -> tuple[list[V], dict[str, V]]:
         """The content, as `restore` expects it: by bin, or a single value if all bins have the same."""
         kinds = self._by_bin_values()
@@ -193,6 +201,8 @@ class KeyMap(Generic[V]):
         by_bin, by_key = dumped
         self.by_bin, self.by_key = by_bin * BINS if len(by_bin) == 1 else list(by_bin), dict(by_key)
         self.changes += 1
+        if len(by_bin) == 1:
+            self._kinds = self.changes, frozenset(by_bin)
 
 
 def selection_of(keys: Iterable[str] = (), bins: Iterable[int] = ()) -> Selection:

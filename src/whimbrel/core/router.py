@@ -100,8 +100,7 @@ class RouteTable:
     def copy(self) -> RouteTable:
         """A copy with the same routes."""
         table = RouteTable("")
-        table.owners.restore(self.owners.dump())
-        table.epochs.restore(self.epochs.dump())
+        table.owners, table.epochs = self.owners.copy(), self.epochs.copy()
         return table
 
     def hand_over(self, move: Move) -> None:

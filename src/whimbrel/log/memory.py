@@ -37,12 +37,13 @@ class MemoryLog:
                     raise diverged("memory log", writer, counter, last, _told(taken), _told(Entry(-1, count, blob)))
                 return None
             position = ruler.tail
-            ruler.entries.append(Entry(position, count, blob))
+            entry = Entry(position, count, blob)
+            ruler.entries.append(entry)
             ruler.totals.append(ruler.totals[-1] + count)
             if last >= 0 and ruler.taken[writer, last].position < ruler.head:
                 del ruler.taken[writer, last]
             ruler.counters[writer] = counter
-            ruler.taken[writer, counter] = ruler.entries[-1]
+            ruler.taken[writer, counter] = entry
             ruler.writers.append((writer, counter))
             ruler.tail += 1
             return position

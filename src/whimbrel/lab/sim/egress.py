@@ -23,11 +23,11 @@ class Outboxes(dict[str, Log]):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.outboxes)
-        self._world = world
+        self._world, self._names = world, sorted(self)
 
     def items(self) -> Any:
-        rng = self._world.random
-        return [(name, self[name]) for name in rng.sample(sorted(self), rng.randint(1, len(self)))]
+        rng, names = self._world.random, self._names
+        return [(name, self[name]) for name in rng.sample(names, rng.randint(1, len(names)))]
 
 
 class File:
