@@ -178,13 +178,14 @@ class Instance:
     # ── Moves: dispatch to roles ─────────────────────────────────────────────────────────────────────────────────
 
     def _data(self, record: Record, out: Emissions) -> None:
-        if any(eviction.drops(record) for eviction in self.moves.evictions.values()):
+        moves = self.moves
+        if moves.evictions and any(eviction.drops(record) for eviction in moves.evictions.values()):
             return
-        for role in self.moves.coming():
+        for role in moves.coming():
             if role.takes(record.key):
                 role.follow(self, record, out)
                 return
-        if any(switch.takes(record.key) for switch in self.moves.switches_out.values()):
+        if moves.switches_out and any(switch.takes(record.key) for switch in moves.switches_out.values()):
             self.table.buffer(record)
         else:
             self.serving.serve(record, out)

@@ -93,7 +93,7 @@ class Ticked(Protocol):
         """Handle a tick."""
 
 
-class Moves(msgspec.Struct):
+class Moves(msgspec.Struct, omit_defaults=True):
     """The moves of one part."""
 
     departures: dict[str, Departure] = {}
@@ -175,7 +175,7 @@ class Moves(msgspec.Struct):
             or self.switches_in
             or self.restorations
             or self.evictions
-            or any(role.closed for role in self.switches_out.values())
+            or (self.switches_out and any(role.closed for role in self.switches_out.values()))
         )
 
     @property

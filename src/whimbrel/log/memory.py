@@ -67,7 +67,8 @@ class MemoryLog:
             return ruler.head + max(furthest, first + 1)
 
     def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
-        return start + fitting((len(entry.blob) for entry in self.read(start, lane=lane)), size)
+        sizes = [len(entry.blob) for entry in self.read(start, lane=lane)]
+        return start + (len(sizes) if sum(sizes) <= size else fitting(sizes, size))
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         ruler = self._rulers[lane]

@@ -148,7 +148,8 @@ class OutletActor(Actor):
     def _keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
         self.world.maybe_stumble()
         self.saved, self.reached = blob, {**self.reached, **reached}
-        self.committed = {key: self.gate.current(key) for key in self.world.keys}
+        current = self.gate.current
+        self.committed = {key: current(key) for key in self.world.keys}
         self.world.maybe_die()
 
     def _hear(self, notice: Word, number: int) -> None:
