@@ -57,6 +57,18 @@ class Dice(random.Random):
     def choice(self, seq: Any) -> Any:
         return seq[int(self.random() * len(seq))]
 
+    def sample(self, population: Any, k: int) -> list[Any]:  # type: ignore[override]
+        """As the library's, with the same draws, of a small population."""
+        left, sampled = list(population), []
+        for size in range(len(left), len(left) - k, -1):
+            bits = size.bit_length()
+            place = self.getrandbits(bits)
+            while place >= size:
+                place = self.getrandbits(bits)
+            sampled.append(left[place])
+            left[place] = left[size - 1]
+        return sampled
+
 
 class Stuck(Exception):
     """The world has not become idle within the step limit."""
@@ -122,14 +134,15 @@ class World:
         self._due = [self.random.random() for _ in self.actors]
         for number, moment in enumerate(self._due):
             heappush(self._agenda, (moment, number))
+        agenda, due, actors = self._agenda, self._due, self.actors
         idle: set[int] = set()
-        while len(idle) < len(self.actors):
-            moment, number = heappop(self._agenda)
-            if moment != self._due[number]:
+        while len(idle) < len(actors):
+            moment, number = heappop(agenda)
+            if moment != due[number]:
                 continue
             if self.steps > limit:
                 raise Stuck(f"not quiet after {limit} steps")
-            self.now, actor = moment, self.actors[number]
+            self.now, actor = moment, actors[number]
             if self._step(actor):
                 idle.clear()
                 self._schedule(number, actor.pace)
@@ -176,10 +189,10 @@ class World:
     def maybe_stumble(self, odds: float = 0.01) -> None:
         """A point where the current actor may die or get a transient error."""
         if self.chaos:
-            chance = self.random.random()
-            if chance < odds * self.chaos:
+            chance, odds = self.random.random(), odds * self.chaos
+            if chance < odds:
                 raise Died
-            if chance > 1 - odds * self.chaos:
+            if chance > 1 - odds:
                 raise Unavailable("injected transient error")
 
     def vanish(self) -> None:
