@@ -60,7 +60,8 @@ def routes(control: Control, stage: str, apart: int = 100) -> list[Route]:
     if stage not in control.stages:
         raise UnknownName("stage", stage, list(control.stages))
     one = control.stages[stage]
-    by_bin, by_key = one.coordinator.table.owners.dump()
+    owners = one.coordinator.table.owners
+    by_bin, by_key = list(owners.by_bin), dict(owners.by_key)
     counts = one.counts()
     found = []
     for name, site in list(one.coordinator.sites.items()):

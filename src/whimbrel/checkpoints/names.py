@@ -14,6 +14,7 @@ No name contains a key.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from whimbrel.checkpoints.place import checked
@@ -66,12 +67,14 @@ def owner(stage: str) -> str:
     return f"{checked('stage', stage)}/owner"
 
 
+@lru_cache(maxsize=1 << 14)
 def increment_of(name: str) -> IncrementId | None:
     """The increment whose manifest or segment has this name; None for a name of another form."""
     found = _INCREMENT.fullmatch(name)
     return IncrementId(found[1], int(found[2]), int(found[3])) if found else None
 
 
+@lru_cache(maxsize=1 << 14)
 def number_of(name: str) -> int | None:
     """The number of the checkpoint that has this name, or whose base or piece of a base has it."""
     found = _MOMENT.fullmatch(name)

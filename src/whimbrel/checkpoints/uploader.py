@@ -104,7 +104,7 @@ class Uploader:
     def _put_full(self) -> None:
         """Upload increments that have grown large, so that none must fit into memory."""
         for part, increments in self._open.items():
-            for one in increments:
+            for one in (one for one in increments if one.waiting):
                 self._put(one, Increment(self.instance, part, one.number, 0, -1), PIECE)
 
     def _put(self, one: _Open, increment: Increment, least: int) -> None:

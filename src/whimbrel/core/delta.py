@@ -34,7 +34,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, omit_defaults=True):
     """The changes of one batch, or some of them. None for a key means: dropped."""
 
     entries: dict[str, KeyState | None] = {}

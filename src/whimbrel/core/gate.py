@@ -202,7 +202,7 @@ class Gate:
         """The durable state as bytes."""
         held = [result for results in self.held.values() for result in results]
         saved = (self.ahead, self.unsure, self.evicted, self.fences, self.early)
-        return wire.pack(Snapshot(self.epochs.dump(), held, self.refused, self.letters, *saved))
+        return wire.pack(Snapshot(self.epochs.encode(), held, self.refused, self.letters, *saved))
 
     def restore(self, blob: bytes) -> None:
         """Restore the state from a snapshot."""

@@ -18,7 +18,6 @@ A message from another instance may be damaged, or of another version: the part 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -34,18 +33,13 @@ from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import Barrier, Emissions, Fetch, Kind, Message, Move, Record
 from whimbrel.core.replica import Replication, Standby
 from whimbrel.core.restoration import Restoration, evict
+from whimbrel.core.router import move_in
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.core.table import Entry, KeyTable
 
 _KIND = itemgetter(Record._fields.index("kind"))
 """Read for every record, so as fast as possible."""
-
-
-@lru_cache(maxsize=16)
-def _move(body: bytes) -> Move:
-    """The move in a marker's body. Every part of an instance gets the marker, and they share the decoded move."""
-    return wire.unpack(body, Move)
 
 
 class Instance:
@@ -74,6 +68,8 @@ class Instance:
         """Whether the batch has changed the state of a move."""
         self._written = 0
         """The change count of the epochs when they were last written to a delta."""
+        self._written_moves = b""
+        """The moves as they were last written to a delta."""
 
     # ── A batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,7 +117,7 @@ class Instance:
         """
         if not self._timed:
             return
-        held_for = _move(record.body) if record.body else None
+        held_for = move_in(record.body) if record.body else None
         for keeping in self.moves.ticked():
             keeping.note_tick(record)
         later: list[tuple[int, str]] = []
@@ -164,24 +160,25 @@ class Instance:
     # ── Moves: dispatch to roles ─────────────────────────────────────────────────────────────────────────────────
 
     def _data(self, record: Record, out: Emissions) -> None:
-        if any(eviction.drops(record) for eviction in self.moves.evictions.values()):
+        moves = self.moves
+        if moves.evictions and any(eviction.drops(record) for eviction in moves.evictions.values()):
             return
-        for role in self.moves.coming():
+        for role in moves.coming():
             if role.takes(record.key):
                 role.follow(self, record, out)
                 return
-        if any(switch.takes(record.key) for switch in self.moves.switches_out.values()):
+        if moves.switches_out and any(switch.takes(record.key) for switch in moves.switches_out.values()):
             self.table.buffer(record)
         else:
             self.serving.serve(record, out)
 
     def _mark(self, record: Record, out: Emissions) -> None:
-        move = _move(record.body)
+        move = move_in(record.body)
         if move.id not in self.moves.ended:
             self._role(move, out).mark(self, Kind(record.kind), record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
-        move = _move(record.body)
+        move = move_in(record.body)
         if move.id in self.moves.ended:
             return
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # else it is over: BEGIN came before
@@ -229,7 +226,7 @@ class Instance:
             self.moves.switches_out[fetch.move].ask(self, fetch)
 
     def _replicate(self, record: Record, out: Emissions) -> None:
-        move = _move(record.body)
+        move = move_in(record.body)
         if self.is_off(move.id):
             return
         self._moved = True
@@ -241,7 +238,7 @@ class Instance:
 
     def _cease(self, record: Record, out: Emissions) -> None:
         """Stop a standby. This part may not know it, if the coordinator failed before it could announce it."""
-        move = _move(record.body)
+        move = move_in(record.body)
         if self.is_off(move.id):
             return
         self._moved = True
@@ -269,7 +266,7 @@ class Instance:
 
     def _discard(self, record: Record, out: Emissions) -> None:
         """A restoration takes keys away. At its destination RESTORE may have come first: then the state is new."""
-        move = _move(record.body)
+        move = move_in(record.body)
         self._moved = True
         if move.id not in self.moves.evictions:
             evict(self, move)
@@ -277,7 +274,7 @@ class Instance:
 
     def _restore_keys(self, record: Record, out: Emissions) -> None:
         """Keys will be loaded from the store. A repeated RESTORE is ignored if they have been, else it restarts."""
-        move = _move(record.body)
+        move = move_in(record.body)
         known = self.moves.restorations.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
         if is_over or move.id in self.moves.ended or (known is not None and known.ready):
@@ -335,13 +332,16 @@ class Instance:
         if self._moved or self.moves.are_open:
             self.moves.epochs = self.epochs.dump() if self.epochs.changes != self._written else None
             self._written = self.epochs.changes
-            delta.moves = wire.encode(self.moves)
+            moves = wire.encode(self.moves)
+            # A delta without moves changes them nevertheless: its keys count as changed since the last increment.
+            if moves != self._written_moves or (self.moves.increments is not None and delta.entries):
+                delta.moves = self._written_moves = moves
             self._moved = False
         return packed(delta, limit)
 
     def snapshot(self, limit: int = LARGE_DELTA) -> list[bytes]:
         """The whole state in the form of deltas: the result of compacting a longer list of them."""
-        self.moves.epochs = self.epochs.dump()
+        self.moves.epochs, self._written_moves = self.epochs.dump(), b""
         whole = self.table.whole()
         whole.positions, whole.moves = self.positions, wire.encode(self.moves)
         return packed(whole, limit)
@@ -354,7 +354,8 @@ class Instance:
             if self.moves.increments is not None:
                 self.moves.increments.note(delta.entries)
             if delta.moves:
-                self.moves = wire.decode(delta.moves, Moves)
+                self.moves, self._written_moves = wire.decode(delta.moves, Moves), delta.moves
                 if self.moves.epochs is not None:
                     self.epochs.restore(self.moves.epochs)
+                    self._written = self.epochs.changes
         self.table.index()

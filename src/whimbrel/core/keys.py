@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
+
+from whimbrel.core import wire
 
 BINS = 1024
 EVERY_BIN = -1
@@ -85,6 +87,10 @@ class KeyMap(Generic[V]):
         self.changes = 0
         """Counts changes; incremented before and after each one. A reader that caches a value derived from this map
         compares it to decide whether to derive it again; one that reads during a change will."""
+        self._kinds: tuple[int, frozenset[V]] = (0, frozenset([default]))
+        """The distinct values of `by_bin`, as of a number of changes."""
+        self._encoded: tuple[int, msgspec.Raw] | None = None
+        """The content as `encode` returns it, as of a number of changes."""
 
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
@@ -98,8 +104,11 @@ class KeyMap(Generic[V]):
                 self.by_key.setdefault(key, self[key])
         for key in [key for key in self.by_key if bin_of(key) in bins and key not in selection.without]:
             del self.by_key[key]
-        for bin in bins:
-            self.by_bin[bin] = value
+        if len(selection.bins) == BINS:
+            self.by_bin[part::parts] = [value] * len(range(part, BINS, parts))
+        else:
+            for bin in bins:
+                self.by_bin[bin] = value
         for key in selection.keys:
             if part_of(bin_of(key), parts) == part:
                 self.by_key[key] = value
@@ -127,17 +136,30 @@ class KeyMap(Generic[V]):
     def values(self, selection: Selection | None = None) -> set[V]:
         """The values that selected keys have, or any keys."""
         if selection is None:
-            return {*self._by_bin_at(EVERYTHING), *self.by_key.values()}
+            return {*self._by_bin_values(), *self.by_key.values()}
         found = self._by_bin_at(selection)
-        found.update(value for key, value in self.by_key.items() if key in selection)
-        found.update(self[key] for key in selection.keys)
+        if self.by_key:
+            found.update(value for key, value in self.by_key.items() if key in selection)
+        if selection.keys:
+            found.update(self[key] for key in selection.keys)
         return found
 
     def _by_bin_at(self, selection: Selection) -> set[V]:
-        """The values at the selected bins; the common case that all are the same is the fastest."""
-        if selection.bins and self.by_bin.count(self.by_bin[0]) == BINS:
-            return {self.by_bin[0]}
+        """The values at the selected bins; fast if all bins have the same, or all are selected."""
+        if not selection.bins:
+            return set()
+        kinds = self._by_bin_values()
+        if len(kinds) == 1 or len(selection.bins) == BINS:
+            return set(kinds)
         return set(map(self.by_bin.__getitem__, selection.bins))
+
+    def _by_bin_values(self) -> frozenset[V]:
+        """The distinct values of all bins; derived again only after a change."""
+        known = self._kinds
+        changes = self.changes
+        if known[0] != changes or changes % 2:
+            known = self._kinds = (changes, frozenset(self.by_bin))
+        return known[1]
 
     def select(self, value: V, among: Selection | None = None) -> Selection:
         """All keys that have this value, or all such keys of a selection, as a selection.
@@ -146,8 +168,13 @@ class KeyMap(Generic[V]):
         """
         within = EVERYTHING if among is None else among
         by_bin = self.by_bin
-        every = by_bin.count(value) == BINS
-        bins = within.bins if every else frozenset([bin for bin in within.bins if by_bin[bin] == value])
+        kinds = self._by_bin_values()
+        if value not in kinds:
+            bins: frozenset[int] = frozenset()
+        elif len(kinds) == 1:
+            bins = within.bins
+        else:
+            bins = frozenset([bin for bin in within.bins if by_bin[bin] == value])
         by_key = list(self.by_key.items())  # a copy: another thread may call `put` meanwhile
         apart = {key for key, held in by_key if held != value and bin_of(key) in bins}
         without = apart | {key for key in within.without - within.keys if bin_of(key) in bins}
@@ -155,13 +182,34 @@ class KeyMap(Generic[V]):
         keys = (key for key in singly if self[key] == value and bin_of(key) not in bins)
         return Selection(bins, frozenset(keys), frozenset(without))
 
+    def copy(self) -> KeyMap[V]:
+        """A copy with the same values."""
+        copied, (changes, kinds) = KeyMap(self.by_bin[0]), self._kinds
+        copied.restore((self.by_bin, self.by_key))
+        if changes == self.changes and changes % 2 == 0:
+            copied._kinds = copied.changes, kinds
+        return copied
+
     def dump(self) -> tuple[list[V], dict[str, V]]:
-        """The content, as `restore` expects it."""
-        return list(self.by_bin), dict(self.by_key)
+        """The content, as `restore` expects it: by bin, or a single value if all bins have the same."""
+        kinds = self._by_bin_values()
+        return list(kinds if len(kinds) == 1 else self.by_bin), dict(self.by_key)
+
+    def encode(self) -> Any:
+        """As `dump`, but encoded already, as a `msgspec.Raw`: for a snapshot. Encoded again only after a change."""
+        known, changes = self._encoded, self.changes
+        if known is None or known[0] != changes or changes % 2:
+            known = self._encoded = (changes, msgspec.Raw(wire.encode(self.dump())))
+        return known[1]
 
     def restore(self, dumped: tuple[list[V], dict[str, V]]) -> None:
         """Replace the content by a dump."""
-        self.by_bin, self.by_key = list(dumped[0]), dict(dumped[1])
+        self.changes += 1
+        by_bin, by_key = dumped
+        self.by_bin, self.by_key = by_bin * BINS if len(by_bin) == 1 else list(by_bin), dict(by_key)
+        self.changes += 1
+        if len(by_bin) == 1:
+            self._kinds = self.changes, frozenset(by_bin)
 
 
 def selection_of(keys: Iterable[str] = (), bins: Iterable[int] = ()) -> Selection:

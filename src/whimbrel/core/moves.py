@@ -107,7 +107,7 @@ class Ticked(Protocol):
         """Handle a tick."""
 
 
-class Moves(msgspec.Struct):
+class Moves(msgspec.Struct, omit_defaults=True):
     """The moves of one part."""
 
     departures: dict[str, Departure] = {}
@@ -187,8 +187,13 @@ class Moves(msgspec.Struct):
     @property
     def are_diverting(self) -> bool:
         """Whether a data record may have to be buffered, forwarded or dropped instead of being applied as usual."""
-        coming = self.arrivals or self.switches_in or self.restorations
-        return bool(coming or self.evictions or any(role.closed for role in self.switches_out.values()))
+        return bool(
+            self.arrivals
+            or self.switches_in
+            or self.restorations
+            or self.evictions
+            or (self.switches_out and any(role.closed for role in self.switches_out.values()))
+        )
 
     @property
     def are_urgent(self) -> bool:

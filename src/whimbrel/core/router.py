@@ -14,6 +14,7 @@ Commands are idempotent: a repeated one has no effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -23,6 +24,18 @@ from whimbrel.core.record import Barrier, Kind, Move, Record, marker
 
 Routed = dict[str, list[Record]]
 """By instance: the records to append to its inbox, in order."""
+
+
+@lru_cache(maxsize=16)
+def move_in(body: bytes) -> Move:
+    """The move in a marker's body. Everyone who reads the marker shares the decoded move."""
+    return wire.unpack(body, Move)
+
+
+@lru_cache(maxsize=16)
+def body_with(move: Move) -> bytes:
+    """The body of a marker: the same bytes for the same move, for every instance, and when they are appended again."""
+    return wire.canonical(move)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -87,8 +100,7 @@ class RouteTable:
     def copy(self) -> RouteTable:
         """A copy with the same routes."""
         table = RouteTable("")
-        table.owners.restore(self.owners.dump())
-        table.epochs.restore(self.epochs.dump())
+        table.owners, table.epochs = self.owners.copy(), self.epochs.copy()
         return table
 
     def hand_over(self, move: Move) -> None:
@@ -132,7 +144,7 @@ class Router:
             owner = by_key.get(record.key) or by_bin[record.bin]
             epoch = epochs.by_key[record.key] if record.key in epochs.by_key else epochs.by_bin[record.bin]
             if epoch != record.epoch:
-                record = record._replace(epoch=epoch)
+                record = Record(*record[:5], epoch, *record[6:])
             if self.moving:
                 move = self._move_of(record.key)
                 if move is not None and move.hold:
@@ -159,7 +171,7 @@ class Router:
         tick = Record(0, Kind.TICK, EVERY_BIN, "", seq, 0, self.name, event_us, now_us, b"")
         for move in self.moving.values():
             if move.hold:
-                self.held[move.id].append(tick._replace(body=wire.canonical(move)))
+                self.held[move.id].append(tick._replace(body=body_with(move)))
         return {instance: [tick] for instance in self._concerned()}
 
     def save(self, save: Barrier, seq: int, now_us: int = 0) -> Routed:
@@ -198,7 +210,7 @@ class Router:
             self._hand_over(move, seq)
         self._finish(move.id)
         if isinstance(command, Restore):
-            return {owner: [marker(kind, wire.canonical(move), self.name, seq, now_us)]}
+            return {owner: [marker(kind, body_with(move), self.name, seq, now_us)]}
         routed = self._markers(kind, move, seq, now_us)
         routed[owner].extend(self._stamped(record) for record in self.held.pop(move.id, []))
         return routed
@@ -216,7 +228,7 @@ class Router:
         """The records of an older log entry that the destination gets, ahead of those that `apply` returns."""
         move, since = command.move, command.since.get(self.name, 0)
         if records[0].kind == Kind.TICK:
-            return [record._replace(body=wire.canonical(move)) for record in records if record.seq >= since]
+            return [record._replace(body=body_with(move)) for record in records if record.seq >= since]
         return [
             record._replace(epoch=move.epoch)
             for record in records
@@ -233,9 +245,7 @@ class Router:
             self._finish(id)
             self.held.pop(id, None)
         self.table.orphan(move, UNOWNED)
-        return {
-            name: [marker(Kind.DISCARD, wire.canonical(move), self.name, seq, now_us)] for name in sorted(move.parties)
-        }
+        return {name: [marker(Kind.DISCARD, body_with(move), self.name, seq, now_us)] for name in sorted(move.parties)}
 
     def _hand_over(self, move: Move, seq: int) -> None:
         self.table.hand_over(move)
@@ -247,7 +257,7 @@ class Router:
         _remember(self.finished, id)
 
     def _markers(self, kind: Kind, move: Move, seq: int, now_us: int) -> Routed:
-        record = marker(kind, wire.canonical(move), self.name, seq, now_us)
+        record = marker(kind, body_with(move), self.name, seq, now_us)
         return {move.source: [record], move.destination: [record]}
 
     def _stamped(self, record: Record) -> Record:
@@ -265,7 +275,7 @@ class Router:
         """A state from which a replay may start; None during a move: then the replay starts from an earlier one."""
         if self.moving:
             return None
-        routes = (self.table.owners.dump(), self.table.epochs.dump())
+        routes = (self.table.owners.encode(), self.table.epochs.encode())
         return wire.pack(Snapshot(*routes, list(self.finished), self.gained, list(self.fenced)))
 
     def restore(self, blob: bytes) -> None:

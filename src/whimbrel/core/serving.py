@@ -94,7 +94,9 @@ class Serving:
         mark = len(out.results)
         act = self._acts[record.kind]
         done = False
-        for left in reversed(range(max(1, self.operator.tries))):
+        left = max(1, self.operator.tries)
+        while left:
+            left -= 1
             try:
                 act(self, entry, record)
                 if self._careful:

@@ -8,7 +8,6 @@ deltas (delta.py): `seal` ends a batch, `take_delta` returns what it changed, `a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
 from heapq import heapify, heappush
 from typing import Any
 
@@ -38,12 +37,6 @@ class Entry:
         self.offset = -1
 
 
-@cache
-def _decoder(type: Any) -> msgspec.msgpack.Decoder[Any]:
-    """To make one takes longer than to make a table, and there is a table for each part."""
-    return msgspec.msgpack.Decoder(type)
-
-
 class KeyTable:
     """The keys of one part."""
 
@@ -67,7 +60,7 @@ class KeyTable:
         self._waited: set[str] = set()
         self._delta = Delta()
         self._type = state_type
-        self._event, self._state = _decoder(event_type), _decoder(state_type)
+        self._event, self._state = wire.decoder(event_type), wire.decoder(state_type)
 
     def weigh(self) -> int:
         """Bytes of state in total, including states in transit and copies of other instances' keys."""

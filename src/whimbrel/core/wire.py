@@ -9,6 +9,7 @@ Every blob that Whimbrel writes to a log, a state store or a wire goes through `
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Any, TypeVar
 from zlib import crc32
@@ -68,10 +69,17 @@ def unpack(blob: bytes, type: type[T]) -> T:
     return decode(payload, type)
 
 
+@lru_cache
+def decoder(type: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder of a type. To make one takes longer than to decode a small message."""
+    return msgspec.msgpack.Decoder(type)
+
+
 def decode(payload: bytes | memoryview | msgspec.Raw, type: type[T]) -> T:
     """Decode the bytes of `encode`. Raises `Corrupt`, never anything else."""
     try:
-        return msgspec.msgpack.decode(payload, type=type)
+        decoded: T = decoder(type).decode(payload)  # type: ignore[arg-type]  # every type is hashable
     # msgspec's own errors are ValueErrors, and so is invalid UTF-8.
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"not a {getattr(type, '__name__', type)}: {error}") from error
+    return decoded

@@ -165,7 +165,7 @@ class Outlet:
     @property
     def is_idle(self) -> bool:
         """Whether everything in the outboxes has been delivered."""
-        return not self._pending and all(self.has_delivered(name) for name in list(self.outboxes))
+        return not self._pending and all(map(self.has_delivered, list(self.outboxes)))
 
     @property
     def is_committed(self) -> bool:
@@ -175,7 +175,7 @@ class Outlet:
     def has_delivered(self, name: str) -> bool:
         """Whether everything in an outbox has been delivered; true for an outbox that is removed."""
         box = self.outboxes.get(name)
-        return box is None or (self.positions.get(name, 0) >= box.tail() and name not in self._dirty)
+        return box is None or (name not in self._dirty and self.positions.get(name, 0) >= box.tail())
 
     def step(self, *, closing: bool = False) -> bool:
         """Deliver new results, commit if due, send committed notices; return whether there was anything new.
@@ -229,15 +229,18 @@ class Outlet:
         released: list[Result] = []
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
-            for entry in chunk(outbox, self.positions.get(name, outbox.head())):
+            start = self.positions[name] if name in self.positions else outbox.head()
+            for entry in chunk(outbox, start):
                 for outgoing in wire.unpack(entry.blob, OutboxEntry).outgoing:
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED follows its results
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
                         released += self._notice(notice)
                 read[name] = entry.position + 1
-        now_us = self._clock_us()
+        if not read:
+            return False
         if released:
+            now_us = self._clock_us()
             for sink in self.sinks:
                 self._release(sink.write(released, now_us))
             self.delivered += len(released)
@@ -246,7 +249,7 @@ class Outlet:
                 self._note({result.key: result.seq for result in released})  # in order per key: the last wins
         self._dirty |= read  # before `positions`, or `has_delivered` would count uncommitted entries
         self.positions |= read
-        return bool(read)
+        return True
 
     def _notice(self, notice: Notice) -> list[Result]:
         if isinstance(notice, Closed):

@@ -35,8 +35,8 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Stop, Trimmed
 from whimbrel.core.increments import TrimHorizon
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Barrier, Checkpointed, Kind, Move, Record
-from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router
+from whimbrel.core.record import Barrier, Checkpointed, Kind, Record
+from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router, body_with, move_in
 from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entries, fits, stored, writer_of
 from whimbrel.log.chunks import chunked, reach
@@ -105,7 +105,7 @@ class Gateway:
         self._snapshot: bytes | None = None
         """`_blank`: the initial routes. `_snapshot`: the router's last durable snapshot."""
         self._is_lost = False
-        """The router failed: it may have routed half of an entry."""
+        """An entry is being routed, or routing it has failed half way: then the router is rebuilt first."""
         self._latest_us = self._sent_us = 0
         self.sent = 0
         self.received = self.received_bytes = 0
@@ -166,10 +166,11 @@ class Gateway:
         self.sent += len(records)
         self.received_bytes += len(blob)
         self.received += len(records)
-        with self._routing():
-            routed = self.router.route(records)
-            is_all = sum(map(len, routed.values())) == len(records)
-            self._enqueue(routed, position, blob if is_all else None)
+        self._is_lost = True
+        routed = self.router.route(records)
+        is_all = sum(map(len, routed.values())) == len(records)
+        self._enqueue(routed, position, blob if is_all else None)
+        self._is_lost = False
         self._flush()
         return end
 
@@ -181,7 +182,7 @@ class Gateway:
     def command(self, command: Command) -> None:
         """Append the coordinator's command between the records. Idempotent."""
         kind = KINDS[type(command)]
-        body = wire.canonical(command if isinstance(command, Restore) else command.move)
+        body = wire.canonical(command) if isinstance(command, Restore) else body_with(command.move)
         if isinstance(command, Restore):
             self._read_ahead(wire.unpack(body, Restore))  # as it will be in the log, down to the order of its sets
         with self._turn():
@@ -271,8 +272,9 @@ class Gateway:
                 return None
             record = Record(0, kind, EVERY_BIN, "", self._ingress.seq, 0, self.name, event_us, self._clock_us(), body)
             position = self._ingress.append(self._codec.encode([record]), 1, writer, counter)
-            with self._routing():
-                self._enqueue(self._apply(record), position)
+            self._is_lost = True
+            self._enqueue(self._apply(record), position)
+            self._is_lost = False
             self._flush()
             return position
 
@@ -295,7 +297,7 @@ class Gateway:
                 except Stop as error:
                     self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
-        command = COMMANDS[Kind(record.kind)](wire.unpack(record.body, Move))
+        command = COMMANDS[Kind(record.kind)](move_in(record.body))
         return self.router.apply(command, record.seq, record.ingress_us)
 
     # ── Replay for restorations ──────────────────────────────────────────────────────────────────────────────────
@@ -380,15 +382,6 @@ class Gateway:
             self._unsent.popleft()
 
     @contextmanager
-    def _routing(self) -> Iterator[None]:
-        """A failure inside leaves the router half way through an entry: it is rebuilt before the next turn."""
-        try:
-            yield
-        except BaseException:
-            self._is_lost = True
-            raise
-
-    @contextmanager
     def _turn(self) -> Iterator[None]:
         """One caller at a time; first completes what an earlier one left undone."""
         with self._lock:
@@ -459,10 +452,10 @@ class Gateway:
     def _replay(self, entry: Entry) -> None:
         records = self._stored(entry)
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
-        with self._routing():
-            is_data = records[0].kind == Kind.DATA
-            routed = self.router.route(records) if is_data else self._apply(records[0])
-            self._enqueue(routed, entry.position)
+        self._is_lost, is_data = True, records[0].kind == Kind.DATA
+        routed = self.router.route(records) if is_data else self._apply(records[0])
+        self._enqueue(routed, entry.position)
+        self._is_lost = False
         self.sent += len(records) if is_data else 0
         self._flush()
 

@@ -92,7 +92,7 @@ class IngressWriter:
 
 def stored(position: int, records: Iterable[Record]) -> list[Record]:
     """The records of an ingress entry. Raises `Corrupt` if their `seq` is that of another position."""
-    found = [record._replace(offset=0) for record in records]
+    found = [Record(0, *record[1:]) for record in records]
     if found[0].seq != position * ROWS:
         raise Corrupt(f"the ingress entry at position {position} begins with seq {found[0].seq}")
     return found

@@ -39,12 +39,13 @@ class MemoryLog:
                     )
                 return None
             position = ruler.tail
-            ruler.entries.append(Entry(position, count, blob))
+            entry = Entry(position, count, blob)
+            ruler.entries.append(entry)
             ruler.totals.append(ruler.totals[-1] + count)
             if last >= 0 and ruler.taken[writer, last].position < ruler.head:
                 del ruler.taken[writer, last]
             ruler.counters[writer] = counter
-            ruler.taken[writer, counter] = ruler.entries[-1]
+            ruler.taken[writer, counter] = entry
             ruler.writers.append((writer, counter))
             ruler.tail += 1
             return position
@@ -68,7 +69,8 @@ class MemoryLog:
             return ruler.head + max(furthest, first + 1)
 
     def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
-        return start + fitting((len(entry.blob) for entry in self.read(start, lane=lane)), size)
+        sizes = [len(entry.blob) for entry in self.read(start, lane=lane)]
+        return start + (len(sizes) if sum(sizes) <= size else fitting(sizes, size))
 
     def backlog(self, start: int, lane: Lane = Lane.DATA) -> int:
         ruler = self._rulers[lane]
@@ -90,6 +92,8 @@ class MemoryLog:
 
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         ruler = self._rulers[lane]
+        if position <= ruler.head:  # without the lock: the head never decreases
+            return
         with self._lock:
             gone = min(position - ruler.head, len(ruler.entries))
             if gone > 0:

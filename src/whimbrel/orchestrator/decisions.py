@@ -8,7 +8,6 @@ This module has no thread and no clock of its own. `Orchestrator` provides both;
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +153,8 @@ class Decisions:
         for migration in planned:
             if migration.move.replays:
                 coordinator = self.stages[migration.move.stage]
-                found.append((coordinator, *copy.deepcopy((coordinator.table, coordinator.losses.ended_by(migration)))))
+                ended = [machine.copied(other) for other in coordinator.losses.ended_by(migration)]
+                found.append((coordinator, coordinator.table.copy(), ended))
         return found
 
     def _plan(self, orders: Sequence[Order | RestoreOrder], why: Sequence[str]) -> list[Migration]:

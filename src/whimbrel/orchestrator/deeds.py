@@ -25,7 +25,7 @@ from whimbrel.core.protocols.machine import (
 )
 from whimbrel.core.protocols.restore import FENCING, LOADING
 from whimbrel.core.record import Kind, Unreadable
-from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, body_with
 from whimbrel.log import codec
 from whimbrel.log.kept import kept
 from whimbrel.orchestrator.decisions import Decisions
@@ -81,7 +81,7 @@ class Deeds:
             case machine.Load(move) if migration.phase == LOADING:
                 self._load(stage, migration)
             case machine.Announce(kind, move, instance):
-                self._send(stage, instance, instance, kind, wire.canonical(move), f"coordinator/{id}/{kind.name}")
+                self._send(stage, instance, instance, kind, body_with(move), f"coordinator/{id}/{kind.name}")
             case machine.Forget(move) if move.destination in self._decisions.stages[stage].sites:
                 # Behind all parcels that are in transit. A destination that scaling has removed needs nothing.
                 self._send(stage, move.source, move.destination, Kind.FORGET, wire.pack(move.id), f"coordinator/{id}")

@@ -195,13 +195,14 @@ class InstanceActor(Actor):
             outgoing += [] if encoded_part is None else [encoded_part]
             for to, ours in sent.items():
                 messages.setdefault(to, []).append(wire.encode(ours))
-        start, end = (dict(zip(LANES, at, strict=True)) for at in (self.kept.at, self.kept.plan))
+        start, end = dict(zip(LANES, self.kept.at, strict=True)), dict(zip(LANES, self.kept.plan, strict=True))
         results = [result for emissions in out for result in emissions.results]
-        before = self.world.outboxes[self.name].counter(self.name)
+        outbox = self.world.outboxes[self.name]
+        before = outbox.counter(self.name)
         try:
             self.carrier.carry(self.kept.batch, start, end, outgoing, len(results), messages)
         finally:
-            if self.world.outboxes[self.name].counter(self.name) > before:
+            if outbox.counter(self.name) > before:
                 self.spoken += results
         self.world.maybe_die()
 

@@ -9,7 +9,7 @@ import msgspec
 
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
-from whimbrel.core.record import Evicted, Kind
+from whimbrel.core.record import Evicted, Kind, Result
 from whimbrel.lab.sim.actors import Actor, InstanceActor, Violation
 from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.lab.sim.ingress import GatewayActor
@@ -29,35 +29,38 @@ class Invariants:
         self.emitter: dict[tuple[str, int], str] = {}
         self.read = dict.fromkeys(world.outboxes, 0)
         self.epochs: dict[str, int] = {}
-        self.asked: list[tuple[str, list[Instance]]] = []
+        self.asked: list[tuple[str, list[Instance], int]] = []
         self.shared: dict[str, set[str]] = {}
-        """By key that several instances hold: these instances. `asked`: the instances that were inspected for it."""
+        """By key that several instances hold: these instances. `asked`: the instances that were inspected for it, each
+        with its next batch. Only a batch, or a restart, puts keys into an instance."""
 
     def __call__(self, actor: Actor) -> None:
         """Check the state that the actor may have changed."""
         if isinstance(actor, GatewayActor):
             return
         if isinstance(actor, InstanceActor):
-            self._one_emitter(actor.name)
-        elif isinstance(actor, OutletActor):
+            self._one_emitter(actor.name, actor.spoken)
+        elif isinstance(actor, OutletActor) and actor.committed != self.epochs:
             self._growing_epochs(actor.committed)
-        self._one_holder(actor)
+        self._one_holder()
 
-    def _one_emitter(self, name: str) -> None:
+    def _one_emitter(self, name: str, spoken: list[Result]) -> None:
         """At most one instance emits for a key in an epoch."""
-        spoken = self.world.instances[name].spoken
+        if len(spoken) == self.read[name]:
+            return
         for result in spoken[self.read[name] :]:
             first = self.emitter.setdefault((result.key, result.epoch), name)
             if first != name:
                 raise Violation("one emitter", f"{first} and {name} both emit {result.key} in epoch {result.epoch}")
         self.read[name] = len(spoken)
 
-    def _one_holder(self, actor: Actor) -> None:
+    def _one_holder(self) -> None:
         """One instance holds a key's state, or both ends of a move that copies do; state left over by an abort does
         not count."""
-        # An instance that repeats a batch has the state from before it. No other actor puts keys into an instance.
-        whole = [(one.name, one.parts) for one in self.world.instances.values() if one.alive and one.plan is None]
-        if isinstance(actor, InstanceActor) or whole != self.asked:
+        instances = self.world.instances.values()
+        # An instance that repeats a batch has the state from before it.
+        whole = [(one.name, one.parts, one.kept.batch) for one in instances if one.alive and one.kept.plan is None]
+        if whole != self.asked:
             self.asked = whole
             self.shared = _shared(whole)
         if not self.shared or not self.world.coordinator.alive:
@@ -88,13 +91,13 @@ class Invariants:
         self.epochs = committed
 
 
-def _shared(instances: list[tuple[str, list[Instance]]]) -> dict[str, set[str]]:
+def _shared(instances: list[tuple[str, list[Instance], int]]) -> dict[str, set[str]]:
     """By key that more than one instance holds: these instances."""
-    held = [part.table.entries for _, parts in instances for part in parts]
+    held = [part.table.entries for _, parts, _ in instances for part in parts]
     if len(set().union(*held)) == sum(map(len, held)):
         return {}
     holders: dict[str, set[str]] = defaultdict(set)
-    for name, parts in instances:
+    for name, parts, _ in instances:
         for key in (key for part in parts for key in part.table.entries):
             holders[key].add(name)
     return {key: names for key, names in holders.items() if len(names) > 1}

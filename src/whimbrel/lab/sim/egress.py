@@ -23,12 +23,11 @@ class Outboxes(dict[str, Log]):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.outboxes)
-        self._world = world
+        self._world, self._names = world, sorted(self)
 
     def items(self) -> Any:
-        rng = self._world.random
-        names = rng.sample(sorted(self), rng.randint(1, len(self)))
-        return {name: self[name] for name in names}.items()
+        rng, names = self._world.random, self._names
+        return [(name, self[name]) for name in rng.sample(names, rng.randint(1, len(names)))]
 
 
 class File:
@@ -151,7 +150,8 @@ class OutletActor(Actor):
     def _keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
         self.world.maybe_stumble()
         self.saved, self.reached = blob, {**self.reached, **reached}
-        self.committed = {key: self.gate.current(key) for key in self.world.keys}
+        current = self.gate.current
+        self.committed = {key: current(key) for key in self.world.keys}
         self.world.maybe_die()
 
     def _send_notice(self, notice: Word, number: int) -> None:

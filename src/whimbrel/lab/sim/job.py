@@ -19,8 +19,10 @@ def prepare(record: Record) -> list[Record]:
     """The rows of a record: none, one, or several that share its offset."""
     if record.kind != Kind.DATA:
         return [record]
-    rows = range(ROWS.get(record.body % 11, 1))
-    return [record._replace(body=record.body + row) if row else record for row in rows]
+    count = ROWS.get(record.body % 11, 1)
+    if count == 1:
+        return [record]
+    return [record._replace(body=record.body + row) if row else record for row in range(count)]
 
 
 class Job(operator.Operator):

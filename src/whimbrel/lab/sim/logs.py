@@ -51,9 +51,10 @@ class SimLog(MemoryLog):
     ) -> int | None:
         world = self._world
         world.maybe_stumble(world.append_odds)
-        position = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
+        append = super().append
+        position = append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         if world.chaos and world.random.random() < 0.05:
-            again = super().append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
+            again = append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
             assert again is None, "a repeated append must have no effect"
         self.appended(position, blob, writer)
         if self.reader is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whimbrel.core.operator import Context
+from whimbrel.core.operator import RECORD, Context
 from whimbrel.core.record import Kind
 from whimbrel.lab.sim.job import Job, prepare
 from whimbrel.log.codec import ROWS
@@ -27,7 +27,7 @@ class Oracle:
     """One sequential run."""
 
     def __init__(self, *, remembers: bool) -> None:
-        self.job = Job()
+        self.job, self._context = Job(), Context()
         self._remembers = remembers
         self.results: dict[str, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
         self.letters: Counter[Letter] = Counter()
@@ -54,8 +54,9 @@ class Oracle:
 
     def _do(self, key: str, seq: int, now_us: int, act: Callable[..., None], *event: Any) -> None:
         """Process one record or one timer; if the job raises, it has no effect."""
-        context = Context()
+        context = self._context
         context.key, context.seq, context.now_us, context.timers = key, seq, now_us, list(self._timers[key])
+        context.chance = RECORD
         state = msgspec.structs.replace(self._states[key])
         emitted: list[dict[str, Any]] = []
         try:

@@ -44,7 +44,8 @@ class Objects:
         return [self.blobs.get(name) for name in names]
 
     def names(self, folder: str) -> list[str]:
-        return sorted(name for name in self.blobs if name.startswith(f"{folder}/" if folder else ""))
+        prefix = f"{folder}/" if folder else ""
+        return sorted([name for name in self.blobs if name.startswith(prefix)])
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -193,10 +193,10 @@ class World:
     def maybe_stumble(self, odds: float = 0.01) -> None:
         """A point where the current actor may die or get a transient error."""
         if self.chaos:
-            chance = self.random.random()
-            if chance < odds * self.chaos:
+            chance, odds = self.random.random(), odds * self.chaos
+            if chance < odds:
                 raise Died
-            if chance > 1 - odds * self.chaos:
+            if chance > 1 - odds:
                 raise Unavailable("injected transient error")
 
     def vanish(self) -> None:
