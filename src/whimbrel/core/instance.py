@@ -86,14 +86,17 @@ class Instance:
                 self._handlers[record.kind](self, record, out)
         if self.moves.departures or self.moves.switches_out or not is_plain:
             self._note_positions(records)
-        for copying in self.moves.copying():
-            copying.note(self.table.touched)
+        for replication in self.moves.replications.values():
+            replication.note(self.table.touched)
+        if self.moves.increments is not None:
+            self.moves.increments.note(self.table.touched)
         self._seal(out)
         for sending in self.moves.sending():
             sending.ship(self, out)
         for switch in self.moves.switches_in.values():
             switch.ask(self, out)
-        self._seal(out)  # shipped keys are dropped in this batch
+        if self.table.is_dirty:  # shipped keys are dropped in this batch
+            self._seal(out)
         return out
 
     @property

@@ -34,13 +34,6 @@ class Sending(Protocol):
         """At the end of a batch: send what the budget allows."""
 
 
-class Copying(Sending, Protocol):
-    """A role that sends copies: again, when a key has changed."""
-
-    def note(self, touched: set[str]) -> None:
-        """These keys have changed."""
-
-
 class Leaving(Sending, Protocol):
     """The role of a part from which keys leave."""
 
@@ -129,14 +122,10 @@ class Moves(msgspec.Struct, omit_defaults=True):
     unread: str = ""
     """The reason why a message was unreadable that may belong to a move that has not begun here."""
 
-    def copying(self) -> list[Copying]:
-        """The roles that send copies: to the store, and to standbys."""
-        return [*([self.increments] if self.increments else []), *self.replications.values()]
-
     def sending(self) -> Iterator[Sending]:
         """The roles that send state."""
-        to_store = [self.increments] if self.increments else []
-        return chain(to_store, self.leaving(), self.replications.values())
+        to_store = (self.increments,) if self.increments else ()
+        return chain(to_store, self.departures.values(), self.switches_out.values(), self.replications.values())
 
     def leaving(self) -> Iterator[Leaving]:
         """The roles in which keys leave."""

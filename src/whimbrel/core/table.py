@@ -203,6 +203,11 @@ class KeyTable:
 
     # ── Deltas ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything has changed since the last `seal`."""
+        return bool(self.touched or self._waited)
+
     def seal(self, redo: Callable[[str, Entry], None]) -> None:
         """End a batch: encode the keys it touched, once, for both the state store and parcels.
 
