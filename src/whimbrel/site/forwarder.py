@@ -108,7 +108,7 @@ class Forwarder(LinkSpool):
         self._done = spool.head()
         self._through = 0  # bytes of that entry which have arrived
         self._left: int | None = None  # bytes in transit when it was stopped: its file may be deleted since
-        self._way: deque[_Piece] = deque()
+        self._way: deque[Piece] = deque()
         self._taken, self._line, self._random = self._done, Line(), Random(name)
         self._lock = threading.Lock()
         self._wake, self._stopping = threading.Event(), threading.Event()
@@ -161,14 +161,19 @@ class Forwarder(LinkSpool):
     # ── Delivery ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, now_us: int) -> int | None:
-        """Do all that is due now; return when more will be due, None if not before something changes."""
+        """Do all that is due now; return when more will be due, None if not before something changes. Raises `Retry`
+        if a log is unavailable: then the pieces in transit are sent again."""
         with self._lock:
             if self.is_cut:
                 return None
-            free_us = self._send(now_us)
-            while self._way and self._way[0].due_us <= now_us:
-                self._deliver(self._way[0])
-                self._way.popleft()
+            try:
+                free_us = self._send(now_us)
+                while self._way and self._way[0].due_us <= now_us:
+                    self._deliver(self._way[0])
+                    self._way.popleft()
+            except Retry:
+                self._recall()
+                raise
             due_us = self._way[0].due_us if self._way else None
             return min((moment for moment in (free_us, due_us) if moment is not None), default=None)
 
@@ -184,7 +189,7 @@ class Forwarder(LinkSpool):
             self._taken += 1
         return self._line.free_us - AHEAD_US
 
-    def _pieces(self, sending: Sending) -> list[_Piece]:
+    def _pieces(self, sending: Sending) -> list[Piece]:
         """The pieces of an entry that have not arrived; if all have, an empty piece, so that the entry is completed."""
         every = messages(sending.messages)
         arrived = self._inbox_of(sending.destination).counter(sending.writer, Lane.CONTROL)
@@ -193,9 +198,9 @@ class Forwarder(LinkSpool):
             self._through = size_of(every[:first])
         groups = _grouped(every[first:], self.link.bytes_in(PIECE_US))
         ends = [*accumulate(map(len, groups), initial=first - 1)][1:-1]
-        return [_Piece(sending, end, one, size_of(one)) for end, one in zip([*ends, WHOLE], groups, strict=True)]
+        return [Piece(sending, end, one, size_of(one)) for end, one in zip([*ends, WHOLE], groups, strict=True)]
 
-    def _deliver(self, piece: _Piece) -> None:
+    def _deliver(self, piece: Piece) -> None:
         writer, counter = piece.sending.writer, number(piece.sending.counter, piece.place)
         if piece.messages:
             blob, count = encode_messages(piece.messages), len(piece.messages)
@@ -218,8 +223,6 @@ class Forwarder(LinkSpool):
             try:
                 due_us = self.step(_now_us())
             except Retry as error:
-                with self._lock:
-                    self._recall()
                 self._stopping.wait(self._backoff.failed(error))
             except Exception as error:  # reported in the status
                 self.error = kept(LOGGER, f"the link {self.name} has failed for good", error)
@@ -229,7 +232,9 @@ class Forwarder(LinkSpool):
                 self._wake.wait(LOOK if due_us is None else max(due_us - _now_us(), 0) / 1e6)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
+    """Some messages of an entry, in transit; `place`: of the last one."""
+
     sending: Sending
     place: int
     messages: list[Content]

@@ -116,6 +116,8 @@ class InstanceActor(Actor):
         self.revive()
 
     def revive(self) -> None:
+        if self.world.network is not None:
+            self.world.network.look(self.name, self.site)
         self.kept = self.checkpoints[self.site]
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
@@ -131,7 +133,10 @@ class InstanceActor(Actor):
 
     def inbox_of(self, name: str) -> Appendable:
         """The log for messages to `name`."""
-        return self.world.spools[self.name] if name == STORE else self.world.inboxes[name]
+        if name == STORE:
+            return self.world.spools[self.name]
+        network = self.world.network
+        return self.world.inboxes[name] if network is None else network.inbox(self.name, name)
 
     def work(self) -> bool:
         try:

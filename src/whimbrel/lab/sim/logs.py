@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.record import Record
+from whimbrel.log import codec
 from whimbrel.log.carrier import View
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Entry, Lane
@@ -24,6 +25,8 @@ class PlainCodec:
 
     def records(self, entry: Entry) -> Iterable[Record]:
         content: Any = entry.blob
+        if isinstance(content, bytes):
+            return list(codec.records(entry))
         start = entry.position * ROWS
         return [Record(start + row, *record[1:]) for row, record in enumerate(content)]
 
@@ -73,8 +76,11 @@ class Inbox(SimLog):
     """Receives messages as well; their bodies may have been damaged in transit."""
 
     def encode(self, messages: Sequence[View]) -> Any:
-        """Encode messages as one entry."""
-        return tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
+        """Encode messages as one entry: in bytes where links cut it into pieces."""
+        content = tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
+        if self._world.network is None:
+            return content
+        return codec.encode_messages((record.kind, record.bin, record.body) for record in content)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
         if position is not None and writer.startswith("gateway") and "/" in writer:

@@ -29,9 +29,12 @@ from whimbrel.egress.outlet import Outlet
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane
+from whimbrel.log.memory import MemoryLog
 from whimbrel.log.spool import Confirmed
 from whimbrel.orchestrator.decisions import Decisions
 from whimbrel.orchestrator.deeds import Deeds
+from whimbrel.site.forwarder import WHOLE, Forwarder, LinkSpool, Piece, Sending
+from whimbrel.site.links import Links, Pair
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -172,8 +175,28 @@ def _tick_once(self: Gateway, counter: int) -> None:
         self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
 
+def _trim_first(self: Forwarder, piece: Piece) -> None:
+    """Trim an entry from the spool, and deliver its last piece afterwards."""
+    if piece.place == WHOLE:
+        self.spool.trim(self._done + 1)
+    _deliver(self, piece)
+
+
+def _overtake(self: Links, source: str, destination: str, pair: Pair) -> LinkSpool | None:
+    """Append directly while earlier messages are in a spool."""
+    last, end = self._last.get((source, destination), (None, 0))
+    return None if last is not None and last.done < end else _way(self, source, destination, pair)
+
+
+def _start_over(self: Forwarder, sending: Sending) -> list[Piece]:
+    """Assume that no piece of an entry has arrived before a restart, or a cut."""
+    with patch.object(self, "_inbox_of", lambda name: MemoryLog()):
+        return _pieces(self, sending)
+
+
 _ship, _fence, _pass, _commit = SwitchOut.ship, Gate.fence, Outlet._pass, Outlet._commit
 _ingest, _carry = Gateway.ingest, Uploader.step
+_deliver, _pieces, _way = Forwarder._deliver, Forwarder._pieces, Links._way
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -202,6 +225,9 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "one-checkpoint": (Deeds, "do", _start_anywhere),
     "spool-position": (Uploader, "step", _position_first),
     "last-tick": (Gateway, "tick", _tick_once),
+    "arrived-first": (Forwarder, "_deliver", _trim_first),
+    "queueing-up": (Links, "_way", _overtake),
+    "going-on": (Forwarder, "_pieces", _start_over),
 }
 
 
