@@ -100,7 +100,7 @@ class World:
         self.suspects: list[str] = []
         """Instances that are suspected lost."""
         # As for damage: histories without links stay as they were before links were introduced.
-        dice = random.Random(f"links/{seed}/{protocol}")
+        dice = random.Random(f"spools/{seed}/{protocol}")
         linked = dice.random() < SHARE if links is None else links
         self.network = Network(self, dice) if linked else None
         """The links between the sites; None: messages go to the inboxes at once."""
