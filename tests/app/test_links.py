@@ -13,6 +13,7 @@ from tests.app.waiting import until
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import IDEAL, Link
 from whimbrel.log import Lane, MemoryLog
+from whimbrel.log.carrier import number
 from whimbrel.site.links import Given, Links, SpoolFolder, links_of
 from whimbrel.site.status import LinkStatus
 
@@ -54,7 +55,8 @@ class House:
         assert self.links is not None
         blob, writer = sending(0, texts, size=SIZE).messages, f"{source}@x"
         inbox = self.links.inbox(source, to)
-        return inbox.append(blob, count=len(texts), writer=writer, counter=counter, lane=Lane.CONTROL)
+        last = number(counter, len(texts) - 1)
+        return inbox.append(blob, count=len(texts), writer=writer, counter=last, lane=Lane.CONTROL)
 
     def arrived(self, name: str = "s-2") -> str:
         return "".join(read(self.inboxes[name]))

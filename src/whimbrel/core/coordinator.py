@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
-from whimbrel.core.keys import Selection
+from whimbrel.core.keys import NAMED_BYTES, Selection
 from whimbrel.core.options import RestartOptions, RestoreOptions
 from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
 from whimbrel.core.protocols.fluid import FLUID, scheduled
@@ -75,6 +75,7 @@ class Coordinator:
         for place, (selection, destination) in enumerate(wanted, 1):
             name = id if len(wanted) == 1 else f"{id}.{place}"
             planned += self._plan(rules, selection, destination, site, name, options)
+        self._check_named(planned)
         if rules is FLUID and planned:
             return scheduled(planned, turns.get("plan", "batched"), turns.get("step", FLUID_STEP), id)
         return planned
@@ -116,6 +117,17 @@ class Coordinator:
             self._check_free(move)
             planned.append(Migration(move, self.sites[owner], site))
         return planned
+
+    def _check_named(self, planned: Sequence[Migration]) -> None:
+        """Raise if too many keys would be routed one by one. So no later selection is too large: not of a restoration
+        either, which cannot be refused. Whatever is selected by owner names only keys that are routed so."""
+        moves = [migration.move.selection.named for migration in (*planned, *self.open.values())]
+        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*moves))
+        if any(migration.move.selection.named for migration in planned) and size > NAMED_BYTES:
+            raise Refused(
+                f"{self.stage} would have single keys of {size:,} bytes together in its routes, and at most "
+                f"{NAMED_BYTES:,} are possible; move whole bins (bins=, share=), whose keys need no route of their own"
+            )
 
     def plan_restore(
         self, lost: str, destination: str, id: str, checkpoint: int | None = None, **options: Any

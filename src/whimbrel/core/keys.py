@@ -18,6 +18,10 @@ BINS = 1024
 EVERY_BIN = -1
 """The bin of a record that concerns every part of an instance: markers, ticks."""
 
+NAMED_BYTES = 4 << 20
+"""The maximum number of bytes of all keys of a stage that are routed one by one, not with their bin. A marker names at
+most these, and must fit into a log entry."""
+
 V = TypeVar("V")
 
 
@@ -59,6 +63,11 @@ class Selection(msgspec.Struct, frozen=True):
             or any(key in self for key in other.keys)
             or bool(self.bins & other.bins)
         )
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The keys that it names one by one."""
+        return self.keys | self.without
 
     def union(self, other: Selection) -> Selection:
         """The keys of both."""

@@ -5,10 +5,9 @@
 An entry stays in the spool, a log, until all of it has arrived; a restarted forwarder resumes there. An entry has the
 messages of a batch and is sent piece by piece, so that a key need not wait for all others in the same entry.
 
-Pieces are numbered so that the inbox recognises repetitions, however an entry was cut: a piece's number consists of the
-entry's number and the place of the piece's last message, or `WHOLE` for the last piece. So the inbox's counter shows at
-which message to continue; and it makes no difference whether an entry came piece by piece or, appended directly, as a
-whole.
+A number is made of a batch and a message's place in it (log/carrier.py); an entry, and each piece of it, has the number
+of its last message. So the inbox's counter shows at which message to continue, however an entry was cut; and it makes
+no difference whether it came piece by piece or, appended directly, as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
 from whimbrel.log.backoff import Backoff
-from whimbrel.log.codec import ROWS, Content, encode_messages, messages
+from whimbrel.log.codec import Content, encode_messages, messages
 from whimbrel.log.kept import kept
 
 LOGGER = logging.getLogger("whimbrel.site")
@@ -41,8 +40,6 @@ FIRST, MOST = 0.2, 1.0
 """Seconds until a failed delivery is retried: at first, and at most."""
 LOOK = 1.0
 """Seconds between polls for entries that another process has appended."""
-WHOLE = ROWS - 1
-"""The number of an entry's last piece: above the place of any message."""
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -52,12 +49,8 @@ class Sending(msgspec.Struct, frozen=True):
     destination: str
     writer: str
     counter: int
+    """The number of the last message."""
     messages: bytes
-
-
-def number(counter: int, place: int = WHOLE) -> int:
-    """The inbox's counter for the piece of an entry that ends at this place."""
-    return counter * ROWS + place
 
 
 class LinkSpool:
@@ -66,13 +59,14 @@ class LinkSpool:
     def __init__(self, log: Log) -> None:
         self.spool = log
 
-    def append(self, sending: Sending) -> int | None:
+    def append(self, sending: Sending, replays: bool = False) -> int | None:
         """Append messages. A spool counts bytes where other logs count records: its backlog is the bytes in transit."""
         return self.spool.append(
             wire.pack(sending),
             count=size_of(messages(sending.messages)),
             writer=f"{sending.writer} to {sending.destination}",
             counter=sending.counter,
+            replays=replays,
         )
 
     @property
@@ -127,9 +121,9 @@ class Forwarder(LinkSpool):
         self._left = self.under_way
         self.spool.close()
 
-    def append(self, sending: Sending) -> int | None:
+    def append(self, sending: Sending, replays: bool = False) -> int | None:
         """Append messages and wake the thread."""
-        position = super().append(sending)
+        position = super().append(sending, replays)
         self._wake.set()
         return position
 
@@ -192,23 +186,23 @@ class Forwarder(LinkSpool):
     def _pieces(self, sending: Sending) -> list[Piece]:
         """The pieces of an entry that have not arrived; if all have, an empty piece, so that the entry is completed."""
         every = messages(sending.messages)
+        start = sending.counter - len(every) + 1
         arrived = self._inbox_of(sending.destination).counter(sending.writer, Lane.CONTROL)
-        first = min(max(arrived - number(sending.counter, -1), 0), len(every))
+        first = min(max(arrived + 1 - start, 0), len(every))
         if self._taken == self.done:
             self._through = size_of(every[:first])
         groups = _grouped(every[first:], self.link.bytes_in(PIECE_US))
-        ends = [*accumulate(map(len, groups), initial=first - 1)][1:-1]
-        return [Piece(sending, end, one, size_of(one)) for end, one in zip([*ends, WHOLE], groups, strict=True)]
+        ends = accumulate(map(len, groups), initial=start + first - 1)
+        return [Piece(sending, end, one, size_of(one)) for end, one in zip([*ends][1:], groups, strict=True)]
 
     def _deliver(self, piece: Piece) -> None:
-        writer, counter = piece.sending.writer, number(piece.sending.counter, piece.place)
         if piece.messages:
             blob, count = encode_messages(piece.messages), len(piece.messages)
             inbox = self._inbox_of(piece.sending.destination)
-            inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
+            inbox.append(blob, count=count, writer=piece.sending.writer, counter=piece.counter, lane=Lane.CONTROL)
         self.sent += piece.cost
         self._through += piece.size
-        if piece.place == WHOLE:
+        if piece.is_last:
             self.spool.trim(self._done + 1)
             self._done, self._through = self._done + 1, 0
 
@@ -233,14 +227,18 @@ class Forwarder(LinkSpool):
 
 
 class Piece(NamedTuple):
-    """Some messages of an entry, in transit; `place`: of the last one."""
+    """Some messages of an entry, in transit; `counter`: the number of the last one."""
 
     sending: Sending
-    place: int
+    counter: int
     messages: list[Content]
     size: int
     cost: int = 0
     due_us: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.counter == self.sending.counter
 
 
 def size_of(messages: list[Content]) -> int:

@@ -24,7 +24,7 @@ from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import messages
-from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, number, size_of
+from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, size_of
 from whimbrel.site.status import LinkStatus
 
 Pair = tuple[str, str]
@@ -150,24 +150,34 @@ class Links:
         """The control lane of an instance's inbox, for writes of another instance."""
         return LinkedInbox(self, source, destination)
 
-    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
-        """Append messages of an instance to another one's inbox, at once or through the link's spool."""
+    def send(
+        self,
+        source: str,
+        destination: str,
+        blob: bytes,
+        count: int,
+        writer: str,
+        counter: int,
+        replays: bool = False,
+    ) -> int | None:
+        """Append messages of an instance to another one's inbox, at once or through the link's spool. `counter`: the
+        number of the last one. `replays`: see log/contract.py."""
         if source not in self._seen:
             self.look(source)
         pair = (self._site_of(source), self._site_of(destination))
         way = self._way(source, destination, pair)
         if way is None:
             inbox = self._inbox_of(destination)
-            if self._spools.has(pair) and inbox.counter(writer, Lane.CONTROL) >= number(counter):
+            if self._spools.has(pair) and inbox.counter(writer, Lane.CONTROL) >= counter:
                 return None  # it came through the spool, maybe in pieces: not comparable with the whole
-            at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
+            at = inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL, replays=replays)
             if at is not None and pair[0] != pair[1]:
                 with self._lock:
                     self._direct[pair] += size_of(messages(blob))
             return at
         # An append that raises may have succeeded nevertheless.
         self._last[source, destination] = way, math.inf
-        at = way.append(Sending(source, destination, writer, counter, blob))
+        at = way.append(Sending(source, destination, writer, counter, blob), replays)
         self._last[source, destination] = way, way.tail()
         return at
 
@@ -264,4 +274,4 @@ class LinkedInbox:
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
     ) -> int | None:
-        return self._links.send(self._source, self._destination, blob, count, writer, counter)
+        return self._links.send(self._source, self._destination, blob, count, writer, counter, replays)

@@ -42,6 +42,8 @@ class ForwarderActor(Actor):
     def __init__(self, world: World, network: Network, here: list[str]) -> None:
         super().__init__(world)
         self.network, self.here = network, here
+        self.troubles = 10
+        """How often it dies by itself, or is cut, at most: else a large message might never get through a slow link."""
         self.places = dict(world.sites)
         """Which instance is at which site, as last sent by the orchestrator."""
 
@@ -57,6 +59,7 @@ class ForwarderActor(Actor):
 
     def die(self) -> None:
         super().die()
+        self.troubles = max(self.troubles - 1, 0)
         self.revive()  # at once, so that nobody uses the dead object; it delivers when it is alive
         for instance in self.world.instances.values():
             if instance.site in self.here and instance.alive:
@@ -68,13 +71,15 @@ class ForwarderActor(Actor):
 
     def work(self) -> bool:
         world, rng = self.world, self.world.random
-        world.maybe_die(0.04)
+        if self.troubles:
+            world.maybe_die(0.04)
         if world.coordinator.alive and rng.random() < 0.3:
             self.places = dict(world.coordinator.coordinator.sites)
         pair = (self.here[0], next(site for site in self.network.sites if site != self.here[0]))
         is_cut = self.links.is_cut(*pair)
-        if world.chaos and rng.random() < (0.2 if is_cut else 0.04):
+        if world.chaos and (is_cut or self.troubles) and rng.random() < (0.2 if is_cut else 0.04):
             self.links.cut(*pair, is_cut=not is_cut)
+            self.troubles -= not is_cut
             world.tally["links cut"] += not is_cut
         worked = not self.links.is_idle()
         try:

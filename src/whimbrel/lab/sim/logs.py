@@ -88,7 +88,11 @@ class Inbox(SimLog):
 
 
 class Outbox(SimLog):
-    """The output of an instance."""
+    """The output of an instance, which often dies between two pieces of a batch."""
+
+    def appended(self, position: int | None, blob: Any, writer: str) -> None:
+        if self._world.splits:
+            self._world.maybe_die(0.1)
 
 
 class Ingress(SimLog):

@@ -35,6 +35,7 @@ from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
 from whimbrel.lab.sim.loss import LossActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
 from whimbrel.lab.sim.store import StoreActor
+from whimbrel.log.carrier import MOST_BYTES
 from whimbrel.log.spool import IncrementSpool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
@@ -79,6 +80,10 @@ class World:
         # A separate generator, so that histories without damage stay as they were before damage was introduced.
         self._harm = f"harm/{seed}/{protocol}"
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
+        self.most_bytes = random.Random(f"small/{seed}/{protocol}").choice([MOST_BYTES, 100, 400])
+        """The bound of an entry that an instance writes."""
+        self.splits = self.most_bytes < MOST_BYTES
+        """Whether it is so small that most batches are split."""
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int]] = []
         """Times, each with the number of an actor. Entries that differ from `_due` are obsolete."""
