@@ -21,12 +21,12 @@ from whimbrel.core.operator import Emit
 from whimbrel.core.record import OutboxEntry, Outgoing, Result
 from whimbrel.egress.outlet import Commit
 from whimbrel.log import Lane, MemoryLog
+from whimbrel.log.carrier import number
 from whimbrel.log.codec import ROWS, encode_messages
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles.ages import check_way_in, check_way_out
 from whimbrel.roles.gateway import GatewayRole
-from whimbrel.site.forwarder import number
 
 
 class Same(wb.Operator):
@@ -79,10 +79,12 @@ class House:
         else:
             role.first.gateway.ingest([("late", ("late",), None)], "by hand", batch)
         results = [Result("k", 0, batch, n, 1, 1, {"key": f"r{n}"}) for n in range(5)]
-        who: dict[str, Any] = {"writer": "one-1@x", "counter": batch}
+        who: dict[str, Any] = {"writer": "one-1@x", "counter": number(batch)}
         messages = encode_messages([(5, 0, b"parcel %d" % batch)])
-        self.logs.inbox("one-2").append(messages, count=1, writer="one-1@x", counter=number(batch), lane=Lane.CONTROL)
-        said = OutboxEntry([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"one-2": batch})
+        self.logs.inbox("one-2").append(
+            messages, count=1, writer="one-1@x", counter=number(batch, 0), lane=Lane.CONTROL
+        )
+        said = OutboxEntry([Outgoing(results, [])], {"data": batch}, {"data": batch + 1}, {"one-2": number(batch, 0)})
         self.logs.outbox("one-1").append(wire.pack(said), count=5, **who)
         role.first.outlet.wake()
         until(lambda: role.first.outlet.delivered == 5 * (batch + 1), "it is delivered")

@@ -13,17 +13,18 @@ from whimbrel.core.errors import Corrupt, Unavailable
 from whimbrel.core.link import Link
 from whimbrel.core.record import Kind
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
+from whimbrel.log.carrier import number
 from whimbrel.log.codec import encode_messages, messages
-from whimbrel.site.forwarder import PIECE_US, Forwarder, Sending, number
+from whimbrel.site.forwarder import PIECE_US, Forwarder, Sending
 
 SLOW = Link(delay_us=1000, rate=8_000_000)  # a byte a microsecond
 SIZE = PIECE_US * 2 // 5  # two messages a piece
 
 
 def sending(counter: int, texts: str, *, writer: str = "s-1@x", size: int = SIZE, to: str = "s-2") -> Sending:
-    """Messages of one size, each filled with a letter."""
+    """Messages of one size, each filled with a letter: all of a batch."""
     blob = encode_messages((Kind.PARCEL, 0, letter.encode() * size) for letter in texts)
-    return Sending("s-1", to, writer, counter, blob)
+    return Sending("s-1", to, writer, number(counter, len(texts) - 1), blob)
 
 
 def read(inbox: Log) -> list[str]:
@@ -137,13 +138,13 @@ def test_what_has_come_another_way_is_not_delivered_again() -> None:
     directly."""
     house = House()
     blob = sending(7, "ab").messages
-    house.inboxes["s-2"].append(blob, count=2, writer="s-1@x", counter=number(7), lane=Lane.CONTROL)
+    house.inboxes["s-2"].append(blob, count=2, writer="s-1@x", counter=number(7, 1), lane=Lane.CONTROL)
     house.forwarder.append(sending(7, "ab"))
     house.forwarder.append(sending(8, "cd"))
     house.finish()
     assert house.arrived == ["ab", "cd"]
     assert house.forwarder.sent == 2 * SIZE
-    assert house.inboxes["s-2"].counter("s-1@x", Lane.CONTROL) == number(8)
+    assert house.inboxes["s-2"].counter("s-1@x", Lane.CONTROL) == number(8, 1)
 
 
 def test_while_cut_nothing_is_delivered_and_afterwards_it_goes_on_where_it_was() -> None:
@@ -216,7 +217,7 @@ def test_a_death_between_the_last_piece_and_the_trim_is_only_tidied_up() -> None
     house = House()
     house.forwarder.append(sending(0, "ab"))
     house.inboxes["s-2"].append(
-        sending(0, "ab").messages, count=2, writer="s-1@x", counter=number(0), lane=Lane.CONTROL
+        sending(0, "ab").messages, count=2, writer="s-1@x", counter=number(0, 1), lane=Lane.CONTROL
     )
     house.begin()
     house.finish()

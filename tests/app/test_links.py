@@ -13,7 +13,8 @@ from tests.app.waiting import until
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import IDEAL, Link
 from whimbrel.log import Lane, MemoryLog
-from whimbrel.site.links import Given, Links, links_of
+from whimbrel.log.carrier import number
+from whimbrel.site.links import Given, Links, SpoolFolder, links_of
 from whimbrel.site.status import LinkStatus
 
 SITES = ["cloud", "edge-1", "edge-2"]
@@ -32,14 +33,16 @@ class House:
     def begin(self, given: Given = IDEAL, *, running: bool = True) -> Links:
         """The links of a new run."""
         self.end()
-        self.links = Links(SITES, given, self.folder, self.places.__getitem__, self.inboxes.__getitem__)
+        self.links = Links(SITES, given, SpoolFolder(self.folder), self.places.__getitem__, self.inboxes.__getitem__)
         if running:
             self.links.start()
         return self.links
 
     def of(self, site: str, given: Given) -> Links:
         """The links of a site that is a process of its own."""
-        links = Links(SITES, given, self.folder, self.places.__getitem__, self.inboxes.__getitem__, here=[site])
+        links = Links(
+            SITES, given, SpoolFolder(self.folder), self.places.__getitem__, self.inboxes.__getitem__, here=[site]
+        )
         links.start()
         return links
 
@@ -52,7 +55,8 @@ class House:
         assert self.links is not None
         blob, writer = sending(0, texts, size=SIZE).messages, f"{source}@x"
         inbox = self.links.inbox(source, to)
-        return inbox.append(blob, count=len(texts), writer=writer, counter=counter, lane=Lane.CONTROL)
+        last = number(counter, len(texts) - 1)
+        return inbox.append(blob, count=len(texts), writer=writer, counter=last, lane=Lane.CONTROL)
 
     def arrived(self, name: str = "s-2") -> str:
         return "".join(read(self.inboxes[name]))
@@ -239,6 +243,23 @@ def test_posts_of_an_instance_that_came_from_another_process_queue_up_behind_tho
     house.send(3, "gh")
     until(lambda: house.arrived() == "abcdefgh", "what comes now takes its own way")
     cloud.stop()
+
+
+def test_a_message_in_the_name_of_an_instance_that_has_not_started_yet_waits_for_its_earlier_ones(house: House) -> None:
+    """The orchestrator sends FORGET through the process of the site to which the source has moved."""
+    cloud = Links(SITES, "delay=1s", SpoolFolder(house.folder), house.places.__getitem__, house.inboxes.__getitem__)
+    house.links = cloud
+    house.send(0, "ab")
+    house.places["s-1"] = "edge-2"
+    spools = SpoolFolder(house.folder)
+    edge = Links(SITES, IDEAL, spools, house.places.__getitem__, house.inboxes.__getitem__, here=["edge-2"])
+    edge.send("s-1", "s-2", sending(0, "f").messages, 1, "coordinator/m1", 0)
+    assert house.arrived() == ""
+    cloud.step(0)
+    cloud.step(999_999)
+    assert house.arrived() == ""
+    cloud.step(1_000_000)
+    assert house.arrived() == "abf"
 
 
 @pytest.mark.parametrize("second", [IDEAL, "rate=5mbit"])

@@ -23,7 +23,7 @@ from whimbrel.log.memory import MemoryLog
 from whimbrel.orchestrator.decisions import Order
 from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orchestrator import Orchestrator
-from whimbrel.site.links import Links
+from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import RESTARTS, Site
 
 OUTRIGHT, LATER, SOON = "fails at once", "does a batch and fails", "serves, and dies afterwards"
@@ -81,7 +81,7 @@ class House:
     def begin(self, running: bool, behind: Callable[[Site], Any] = lambda site: site) -> None:
         """`behind`: what the orchestrator sees of the site at the edge."""
         self.journal = Journal(self.folder / "journal.db")
-        links = Links(["cloud", "edge"], IDEAL, self.folder, lambda _: "cloud", lambda _: MemoryLog())
+        links = Links(["cloud", "edge"], IDEAL, SpoolFolder(self.folder), lambda _: "cloud", lambda _: MemoryLog())
         self.sites = {name: Site(name, self.folder / name, self.maker(name), links) for name in ("cloud", "edge")}
         self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, KeyMap("gateway"))
         nobody: Any = None

@@ -11,7 +11,7 @@ import pytest
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.log import MemoryLog
-from whimbrel.site.links import Links
+from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
 
 
@@ -20,7 +20,7 @@ def never(instance: str, checkpoint: Path) -> Any:
 
 
 def nowhere(folder: Path) -> Links:
-    return Links(["cloud", "edge"], IDEAL, folder, lambda _: "cloud", lambda _: MemoryLog())
+    return Links(["cloud", "edge"], IDEAL, SpoolFolder(folder), lambda _: "cloud", lambda _: MemoryLog())
 
 
 @pytest.fixture

@@ -107,6 +107,21 @@ def test_a_bin_is_split_into_its_keys_and_the_rest(coordinator: Coordinator) -> 
     assert single.move.selection == selection_of(["k0"])
 
 
+def test_more_keys_than_a_marker_can_name_are_refused_and_bins_are_not(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is the sum of several orders: what is left of an instance's bins must fit into one marker, too."""
+    monkeypatch.setattr("whimbrel.core.coordinator.NAMED_BYTES", 40)
+    names = [f"key-{n}" for n in range(10)]
+    finish(coordinator, order(coordinator, Selection(keys=frozenset(names[:6])), "b"))
+    order(coordinator, Selection(keys=frozenset(names[6:8])), "b", id="m2")
+    with pytest.raises(Refused, match=r"single keys of 45 bytes together in its routes, and at most 40 .* whole bins"):
+        coordinator.plan([(Selection(keys=frozenset(names[8:9])), "b")], SITES["b"], "live", "m3")
+    rest = frozenset(range(1024)) - {bin_of(name) for name in names}
+    assert coordinator.plan([(Selection(bins=rest), "b")], SITES["b"], "live", "m3")
+    assert coordinator.losses.plan("b", "a", "m3").move.selection.named == {*names[:6]}
+
+
 def test_epochs_grow_with_every_hand_over(coordinator: Coordinator) -> None:
     epochs = []
     for number, to in enumerate("bcab", 1):

@@ -25,7 +25,7 @@ from whimbrel.log.private import below
 from whimbrel.orchestrator.ports import GatewayPort, OrchestratorPort, SiteBeat, SitePort, check_names
 from whimbrel.rpc.remote import bare, methods, offer, remote
 from whimbrel.rpc.server import Server
-from whimbrel.site.links import Links
+from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
 from whimbrel.site.status import SiteStatus
 
@@ -41,7 +41,9 @@ class Place:
             path.mkdir(parents=True)
             (path / "kept").write_text("kept")
         self.logs = Logs(self.data / "logs")
-        links = Links(["cloud", "edge-1"], "ideal", self.data / "logs", lambda name: "cloud", self.logs.inbox)
+        links = Links(
+            ["cloud", "edge-1"], "ideal", SpoolFolder(self.data / "logs"), lambda name: "cloud", self.logs.inbox
+        )
         make: Any = lambda instance, checkpoint: Standing()  # noqa: E731
         self.site = Site("cloud", self.data / "sites" / "cloud", make, links)
 

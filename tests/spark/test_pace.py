@@ -16,6 +16,7 @@ from tests.spark.rig import Running
 from whimbrel.core import wire
 from whimbrel.core.record import Kind, OutboxEntry
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
+from whimbrel.log.carrier import number
 from whimbrel.log.readers import INSTANCE, Offset
 from whimbrel.spark.processor import MESSAGES, URGENT
 from whimbrel.spark.query import InstanceSpec, StageQuery
@@ -184,7 +185,7 @@ def test_a_start_resets_the_position_to_where_its_checkpoint_stands(
     (checkpoint / "metadata").write_text('{"id": "x"}')
     for batch, offset in enumerate(['{"data": 4, "control": 1}', '{"data": 7, "control": 2}']):
         (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
-        outbox.append(wire.pack(OutboxEntry([])), count=0, writer="a@x", counter=batch)
+        outbox.append(wire.pack(OutboxEntry([])), count=0, writer="a@x", counter=number(batch))
     for batch in commits:
         (checkpoint / "commits" / str(batch)).touch()
     spec = InstanceSpec("a", "stage", Running(), pa.schema([]))
@@ -226,8 +227,8 @@ def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
         [(1, Kind.FETCH)],
     ]
     seen = []
-    for number, rows in enumerate(batches):
-        sink.append(batch(*rows), number)
+    for batch_id, rows in enumerate(batches):
+        sink.append(batch(*rows), batch_id)
         seen.append(list(told))
     assert seen == [[], [True], [True], [True], [True], [True, False]]
 

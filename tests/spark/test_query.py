@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,8 @@ from whimbrel.core.keys import Selection, bin_of
 from whimbrel.core.record import Aborted, Closed, Kind, Left, Move, Opened, Parcel, Parked, Ready, Rejected
 from whimbrel.core.router import Abort, Begin, Cutover
 from whimbrel.log import EmbeddedLog, Lane
-from whimbrel.log.codec import encode_messages
+from whimbrel.log.carrier import MOST_BYTES, batches
+from whimbrel.log.codec import encode_messages, messages
 from whimbrel.spark.archive import archive
 from whimbrel.spark.java import find_java
 from whimbrel.spark.stores import loaded
@@ -52,6 +54,36 @@ def test_what_is_large_comes_out_as_it_went_in_and_leaves_no_file(rig: Rigs) -> 
     assert by_key(one.results()) == one.expected()
     assert sum(len(word) for result in one.results() for word in result.values["words"]) > 6_000_000
     assert not list(Path(one.queries["a"]._nearby.name).glob("batch-*"))
+
+
+def test_output_that_is_too_large_for_one_entry_is_split_and_a_death_between_two_pieces_repeats_the_batch(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whimbrel.log.carrier.MOST_BYTES", 2000)
+    one = rig(groups=2)
+    one.feed(stream(200, 20))
+    append, outbox = EmbeddedLog.append, one.outboxes["a"].path
+
+    def dying(self: EmbeddedLog, blob: bytes, **named: Any) -> int | None:
+        if self.path == outbox and self.tail() == 3:
+            raise RuntimeError("here it dies")
+        return append(self, blob, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedLog, "append", dying)
+        one.start()
+        query = one.queries.pop("a")
+        one.until(lambda: not query.is_active)
+    assert one.outboxes["a"].tail() == 3
+    assert list(batches(one.outboxes["a"], 0)) == [], "the batch has not said its last word"
+    query.stop()
+    one.start()
+    one.settle()
+    entries = one.outboxes["a"].read(0)
+    assert len(entries) > 5
+    assert max(len(entry.blob) for entry in entries) < 2500
+    whole = [group for _, groups in batches(one.outboxes["a"], 0) for group in groups]
+    assert by_key(result for group in whole for result in group.results) == one.expected()
 
 
 def test_a_restarted_query_goes_on_where_it_was(rig: Rigs) -> None:
@@ -243,8 +275,13 @@ def test_a_prepare_that_loses_our_columns_is_refused(rig: Rigs) -> None:
 # ── A move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("prepare", [None, lambda df: df.where("value is not null")])
-def test_a_live_move_loses_and_doubles_nothing(rig: Rigs, prepare: object) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "most"), [(None, MOST_BYTES), (lambda df: df.where("value is not null"), MOST_BYTES), (None, 300)]
+)
+def test_a_live_move_loses_and_doubles_nothing(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch, prepare: object, most: int
+) -> None:
+    monkeypatch.setattr("whimbrel.log.carrier.MOST_BYTES", most)
     two = rig(instances=("a", "b"), groups=2, partitions=1, prepare=prepare)
     keys = frozenset(f"k{n}" for n in range(0, 30, 2))
     move = Move("m1", "stage", "live", "a", "b", Selection(keys=keys), 1, frozenset({"router"}))
@@ -263,6 +300,8 @@ def test_a_live_move_loses_and_doubles_nothing(rig: Rigs, prepare: object) -> No
     released = two.released()
     assert by_key(released) == two.expected()
     assert len({(r.key, r.epoch, r.seq, r.n) for r in released}) == len(released) == 400
+    sent = [len(messages(entry.blob)) for entry in two.inboxes["b"].read(0, lane=Lane.CONTROL)]
+    assert (max(sent) > 4) == (most > 300), "parcels travel in one entry, or in several"
 
 
 def test_a_damaged_parcel_is_refused_the_move_called_off_and_no_query_dies(rig: Rigs) -> None:
@@ -271,8 +310,8 @@ def test_a_damaged_parcel_is_refused_the_move_called_off_and_no_query_dies(rig: 
     two.feed(stream(30, 3))
     two.start("b")
     spoilt = wire.pack(Parcel("m1", bin_of("k0"), {}))[:-1] + b"?"
-    messages = encode_messages([(Kind.PARCEL, bin_of("k0"), spoilt)])
-    two.inboxes["b"].append(messages, count=1, writer="a", counter=0, lane=Lane.CONTROL)
+    parcel = encode_messages([(Kind.PARCEL, bin_of("k0"), spoilt)])
+    two.inboxes["b"].append(parcel, count=1, writer="a", counter=0, lane=Lane.CONTROL)
     two.order(Begin(move))
     two.start("a")
     two.until(lambda: any(isinstance(notice, Rejected) for notice in two.notices("b")))

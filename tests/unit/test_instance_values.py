@@ -47,6 +47,29 @@ def test_a_value_that_cannot_be_stored_or_sent_parks_its_record_alone(key: str, 
     assert after.results[0].values["seen"] == 3
 
 
+@pytest.mark.parametrize(
+    "large", ["x" * 1000, "\N{SNOWMAN}" * 400, b"x" * 1000, ["x" * 500, "y" * 500], {"a": "x" * 1000}]
+)
+def test_a_result_that_fits_into_no_entry_of_a_log_parks_its_record_alone(
+    monkeypatch: pytest.MonkeyPatch, large: object
+) -> None:
+    monkeypatch.setattr("whimbrel.core.serving.LARGEST", 1000)
+    out, _ = applied("loud", 1, large, "x" * 900)
+    assert [(result.seq, result.values["seen"]) for result in out.results] == [(0, 1), (2, 2)]
+    (parked,) = (notice for notice in out.notices if isinstance(notice, Parked))
+    assert (parked.seq, "is too large: emit several, of at most 1000 bytes each" in parked.error) == (1, True)
+
+
+def test_a_state_of_any_size_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored, and moved, in pieces."""
+    monkeypatch.setattr("whimbrel.core.serving.LARGEST", 1000)
+    out, instance = applied("quiet", "x" * 5000)
+    assert (len(out.results), out.notices) == (1, [])
+    deltas = instance.deltas(1000)
+    assert len(deltas) > 5
+    assert max(map(len, deltas)) < 2000
+
+
 @pytest.mark.parametrize("number", [np.float64(1.5), np.int64(7), np.bool_(True)])
 def test_numbers_of_numpy_are_plain_numbers(number: Any) -> None:
     out, instance = applied("loud", number)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
-from whimbrel.core.keys import KeyMap, Selection
+from whimbrel.core.keys import NAMED_BYTES, KeyMap, Selection
 from whimbrel.core.losses import Losses
 from whimbrel.core.options import RestartOptions
 from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
@@ -62,6 +62,7 @@ class Coordinator:
         for place, (selection, destination) in enumerate(wanted, 1):
             name = id if len(wanted) == 1 else f"{id}.{place}"
             planned += self._plan(rules, selection, destination, site, name, options)
+        self._check_named(planned)
         if rules is FLUID and planned:
             return scheduled(planned, turns.get("plan", "batched"), turns.get("step", FLUID_STEP), id)
         return planned
@@ -109,6 +110,17 @@ class Coordinator:
     def routers(self, selection: Selection) -> frozenset[str]:
         """The routers of these keys; all, if there are no keys."""
         return frozenset(self.homes.values(selection) or self.homes.values())
+
+    def _check_named(self, planned: Sequence[Migration]) -> None:
+        """Raise if too many keys would be routed one by one. So no later selection is too large: not of a restoration
+        either, which cannot be refused. Whatever is selected by owner names only keys that are routed so."""
+        moves = [migration.move.selection.named for migration in (*planned, *self.open.values())]
+        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*moves))
+        if any(migration.move.selection.named for migration in planned) and size > NAMED_BYTES:
+            raise Refused(
+                f"{self.stage} would have single keys of {size:,} bytes together in its routes, and at most "
+                f"{NAMED_BYTES:,} are possible; move whole bins (bins=, share=), whose keys need no route of their own"
+            )
 
     def check_free(self, move: Move, others: Iterable[Migration]) -> None:
         """Raise if one of these open migrations has keys of a move, or needs an instance that the move relocates."""

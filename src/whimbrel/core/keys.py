@@ -20,6 +20,10 @@ BINS = 1024
 EVERY_BIN = -1
 """The bin of a record that concerns every part of an instance: markers, ticks."""
 
+NAMED_BYTES = 4 << 20
+"""The maximum number of bytes of all keys of a stage that are routed one by one, not with their bin. A marker names at
+most these, and must fit into a log entry."""
+
 V = TypeVar("V")
 
 
@@ -68,6 +72,11 @@ class Selection(msgspec.Struct, frozen=True):
             return self
         keys = (frozenset(key for key in names if bin_of(key) % parts == part) for names in (self.keys, self.without))
         return Selection(frozenset(bin for bin in self.bins if bin % parts == part), *keys)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The keys that it names one by one."""
+        return self.keys | self.without
 
     def union(self, other: Selection) -> Selection:
         """The keys of both."""

@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whimbrel.core.keys import EVERY_BIN, Selection
-from whimbrel.core.options import (
-    HandoverOptions,
-    Options,
-    PushOptions,
-    RestartOptions,
-    RestoreOptions,
-    SwitchOptions,
-)
+from whimbrel.core.options import HandoverOptions, Options, PushOptions, RestartOptions, RestoreOptions, SwitchOptions
 
 
 class Kind(IntEnum):
@@ -431,6 +424,7 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True):
 
 class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
     """An outbox entry: the output of an instance for a micro-batch, and the range of its inbox that the batch applied.
+    Large output is in several entries: the range is in the last one, and without it none of them counts.
 
     The ranges of consecutive entries are adjacent. An entry that begins before the end of the last one was written by a
     query with an older checkpoint than the instance's, and would take effect twice.
@@ -442,9 +436,13 @@ class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
     end: dict[str, int] = {}
     """By lane of the inbox, the first position behind the batch."""
     sent: dict[str, int] = {}
-    """By destination: the last batch of this checkpoint that has sent a message there."""
+    """By destination: the number of the last message of this checkpoint that was sent there."""
     renewed: bool = False
     """Not a batch: the instance starts afresh behind this entry, without its former checkpoint."""
+    piece: int = 0
+    """The index of this entry among those of the batch."""
+    more: bool = False
+    """Whether further entries of the batch follow."""
 
 
 def marker(kind: Kind, body: bytes, src: str, seq: int, ingress_us: int = 0) -> Record:

@@ -21,6 +21,8 @@ from whimbrel.core.table import Entry, KeyTable
 
 PLAIN = frozenset({str, float, int, bool, bytes, type(None)})
 """Types whose values can be encoded without a check; except integers, whose range is checked."""
+LARGEST = wire.ENTRY_BYTES - (2 << 20)
+"""The maximum number of bytes of a result's values. A larger result fits into no log entry: its record is parked."""
 LAPSED = -1
 """The kind of a record that stands for an abandoned timer; it exists in `Entry.since` only."""
 
@@ -142,15 +144,27 @@ class Serving:
     }
 
     def _emit(self, /, **values: Any) -> None:
+        size = 0
         for value in values.values():
-            if type(value) not in PLAIN or (type(value) is int and not -(1 << 63) <= value < 1 << 64):
-                wire.encode(value)  # raises here, inside the operator's call, not when the batch is written
+            kind = type(value)
+            if kind is str or kind is bytes:
+                size += len(value)
+            elif kind not in PLAIN or (kind is int and not -(1 << 63) <= value < 1 << 64):
+                # Raises here, inside the operator's call, not when the batch is written.
+                size += len(wire.encode(value))
+        if size > LARGEST // 4:  # a character takes up to four bytes
+            self._check_size(values)
         if self._sink is not None:
             record = self._record
             self._sink.append(
                 Result(record.key, record.epoch, record.seq, self._number, record.event_us, record.ingress_us, values)
             )
         self._number += 1
+
+    def _check_size(self, values: dict[str, Any]) -> None:
+        size = len(wire.encode(values))
+        if size > LARGEST:
+            raise ValueError(f"a result of {size} bytes is too large: emit several, of at most {LARGEST} bytes each")
 
     # ── Rollback when an operator raises ─────────────────────────────────────────────────────────────────────────
 

@@ -21,6 +21,8 @@ from whimbrel.core.errors import Corrupt, NewerFormat
 VERSION = 1
 _HEAD = Struct(">BI")
 """Version and checksum."""
+ENTRY_BYTES = 16 << 20
+"""The maximum number of bytes of a log entry. Larger content is split, unless a single record is larger."""
 T = TypeVar("T")
 
 

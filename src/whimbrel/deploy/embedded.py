@@ -43,7 +43,7 @@ from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
 from whimbrel.roles.site import query_maker, site_disk, stage_of
-from whimbrel.site.links import Given, Links, links_of
+from whimbrel.site.links import Given, Links, SpoolFolder, links_of
 from whimbrel.site.site import Site
 from whimbrel.spark.session import session
 
@@ -108,7 +108,7 @@ class App:
         self.first = self.gateway.first
         self.spark = spark if spark is not None else session(pipeline.name)
         self._owns_spark = spark is None
-        self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox, durable=durable)
+        self.links = Links(sites, links, SpoolFolder(data / "logs", durable), self._site_of, logs.inbox)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
         make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
         self.sites = {

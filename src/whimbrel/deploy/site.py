@@ -25,7 +25,7 @@ from whimbrel.rpc.access import credential
 from whimbrel.rpc.remote import bare, offer
 from whimbrel.rpc.server import Server
 from whimbrel.rpc.tls import Tls
-from whimbrel.site.links import Links
+from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
 from whimbrel.spark.session import session
 
@@ -44,9 +44,8 @@ class SiteProcess:
         self._orchestrator = orchestrator_at(data, secret, orchestrator, tls)
         durable = is_power(deployment.durability)
         self.logs = Logs(data / "logs", durable)
-        self.links = Links(
-            deployment.sites, deployment.links, data / "logs", self._site_of, self.logs.inbox, [name], durable
-        )
+        spools = SpoolFolder(data / "logs", durable)
+        self.links = Links(deployment.sites, deployment.links, spools, self._site_of, self.logs.inbox, [name])
         self.spark = session(f"{pipeline.name}-{name}")
         source = pipeline.make_source()
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}

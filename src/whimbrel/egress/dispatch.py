@@ -4,19 +4,17 @@
            ├─▶ CLOSED      to every place that may receive results of the stage: each has a gate of its own
            └─▶ reports     to the place's own log of reports, from where the orchestrator gets them
 
-The outlet of the dispatcher's own place reads the outbox itself. So if all receivers are here, only reports are copied,
-and results are not even decoded.
+The outlet of the dispatcher's own place reads the outbox itself. So if all receivers are here, only reports are copied.
 
-All appends have the instance as writer and the position in its outbox as counter: a dispatcher that died repeats them,
-and they change nothing. It commits its position, as a reader of the outbox, after the appends.
+All appends have the instance as writer, and the position of a batch in its outbox as counter: a dispatcher that died
+repeats them, and they change nothing. It commits its position, as a reader of the outbox, after the appends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, get_args
-
-import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.record import (
@@ -25,15 +23,13 @@ from whimbrel.core.record import (
     Evicted,
     Notice,
     Opened,
-    OutboxEntry,
     Outgoing,
     Parked,
     Report,
     Result,
 )
-from whimbrel.log.carrier import encoded_outgoing, join_outgoing
-from whimbrel.log.chunks import chunk
-from whimbrel.log.contract import Appendable, Entry, Lane, Log
+from whimbrel.log.carrier import batches, encoded_outgoing, outbox_entries
+from whimbrel.log.contract import Appendable, Lane, Log
 
 DISPATCHER = "dispatcher"
 """The reader of an outbox that sends its results elsewhere."""
@@ -51,19 +47,6 @@ class Ways(Protocol):
 
     def home_of(self, router: str) -> str:
         """The place of a router: it gets the dead letters of the router's keys."""
-
-
-class _Notices(msgspec.Struct, frozen=True, array_like=True):
-    """An `Outgoing` whose results are left encoded."""
-
-    results: msgspec.Raw
-    notices: list[Notice]
-
-
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An outbox entry whose results are left encoded."""
-
-    outgoing: list[_Notices]
 
 
 class Dispatcher:
@@ -88,9 +71,9 @@ class Dispatcher:
         raises, the next step begins with the entry that failed."""
         worked = False
         for name, outbox in list(self.outboxes.items()):
-            for entry in chunk(outbox, self.position(name)):
-                self._dispatch(name, entry)
-                outbox.commit(DISPATCHER, {Lane.DATA: entry.position + 1})
+            for end, parts in batches(outbox, self.position(name)):
+                self._dispatch(name, end - 1, parts)
+                outbox.commit(DISPATCHER, {Lane.DATA: end})
                 worked = True
         return worked
 
@@ -104,20 +87,16 @@ class Dispatcher:
         """Whether everything is dispatched."""
         return all(self.position(name) >= outbox.tail() for name, outbox in list(self.outboxes.items()))
 
-    def _dispatch(self, name: str, entry: Entry) -> None:
-        if self._ways.receivers:
-            whole = wire.unpack(entry.blob, OutboxEntry)
-            for place, outgoing in self._sorted(whole.outgoing).items():
-                count = sum(len(one.results) for one in outgoing)
-                blob = join_outgoing([encoded_outgoing(one) for one in outgoing], {}, {})
-                self._arrivals_of(place, name).append(blob, count=count, writer=name, counter=entry.position)
-            notices = [notice for one in whole.outgoing for notice in one.notices]
-        else:
-            notices = [notice for one in wire.unpack(entry.blob, _Entry).outgoing for notice in one.notices]
-        reports = [notice for notice in notices if isinstance(notice, REPORTS)]
+    def _dispatch(self, name: str, position: int, parts: Sequence[Outgoing]) -> None:
+        """Send the output of one batch, whose last piece is at this position."""
+        for place, outgoing in self._sorted(parts).items() if self._ways.receivers else ():
+            append = partial(self._arrivals_of(place, name).append, writer=name)
+            for counter, blob, count in outbox_entries(position, list(map(encoded_outgoing, outgoing))):
+                append(blob, count=count, counter=counter)
+        reports = [notice for one in parts for notice in one.notices if isinstance(notice, REPORTS)]
         if reports:
             blob = wire.canonical(reports)
-            self._reports.append(blob, count=len(reports), writer=name, counter=entry.position)
+            self._reports.append(blob, count=len(reports), writer=name, counter=position)
 
     def _sorted(self, outgoing: Sequence[Outgoing]) -> dict[str, list[Outgoing]]:
         """By other place: what it gets of an entry, part by part; a part's notices stay behind its results."""

@@ -31,10 +31,10 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, OutboxEntry, Parked, Result
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, Parked, Result
 from whimbrel.egress.sinks import Mark, Sink, Unfit
 from whimbrel.log.backoff import Backoff
-from whimbrel.log.chunks import chunk
+from whimbrel.log.carrier import batches
 from whimbrel.log.contract import Log
 
 LOGGER = logging.getLogger("whimbrel.egress")
@@ -102,6 +102,8 @@ class Outlet:
         self._send_notice, self._save, self._clock_us, self._watch = send_notice, save, clock_us, watch
         self.gate = Gate()
         self.positions: dict[str, int] = {}
+        self._looked: dict[str, int] = {}
+        """By outbox: the position below which nothing is left but a batch that lacks its last piece; 0: unknown."""
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: the bytes of state in the part's last output."""
@@ -173,9 +175,11 @@ class Outlet:
         return not self._dirty
 
     def has_delivered(self, name: str) -> bool:
-        """Whether everything in an outbox has been delivered; true for an outbox that is removed."""
+        """Whether every whole batch in an outbox has been delivered; true for an outbox that is removed."""
         box = self.outboxes.get(name)
-        return box is None or (name not in self._dirty and self.positions.get(name, 0) >= box.tail())
+        if box is None:
+            return True
+        return max(self.positions.get(name, 0), self._looked.get(name, 0)) >= box.tail() and name not in self._dirty
 
     def step(self, *, closing: bool = False) -> bool:
         """Deliver new results, commit if due, send committed notices; return whether there was anything new.
@@ -229,14 +233,15 @@ class Outlet:
         released: list[Result] = []
         read: dict[str, int] = {}
         for name, outbox in list(self.outboxes.items()):
-            start = self.positions[name] if name in self.positions else outbox.head()
-            for entry in chunk(outbox, start):
-                for outgoing in wire.unpack(entry.blob, OutboxEntry).outgoing:
+            tail, start = outbox.tail(), self.positions[name] if name in self.positions else outbox.head()
+            for end, parts in batches(outbox, start):
+                for outgoing in parts:
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED follows its results
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
                         released += self._notice(notice)
-                read[name] = entry.position + 1
+                read[name] = end
+            self._looked[name] = tail if name not in read else 0
         if not read:
             return False
         if released:
@@ -320,6 +325,6 @@ class Outlet:
             sink.committed()
         for name, position in self._dirty.items():
             if name in self.outboxes:
-                # The last entry stays: its range is the instance's position in its inbox.
+                # The last piece of the last batch stays: its range is the instance's position in its inbox.
                 self.outboxes[name].trim(position - 1)
         self._dirty, self._has_sent, self._committed = {}, False, self._uptime()

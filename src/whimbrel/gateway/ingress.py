@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any
 
+from whimbrel.core import wire
 from whimbrel.core.errors import Bug, Corrupt
 from whimbrel.core.keys import bin_of
 from whimbrel.core.record import Kind, Record
@@ -23,7 +24,7 @@ from whimbrel.log.contract import Log
 
 MOST = 1 << 16
 """The maximum number of records per entry."""
-MOST_BYTES = 16 << 20
+MOST_BYTES = wire.ENTRY_BYTES
 """The maximum number of bytes per entry."""
 
 Event = tuple[str, Sequence[Any], int | None]

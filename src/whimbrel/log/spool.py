@@ -1,6 +1,6 @@
 """The spool of an instance's increments: buffers what its parts send to the central store until it is uploaded.
 
-    DATA lane       messages, one entry per batch, written by the instance's sink; large ones are in a file each
+    DATA lane       messages of a batch, written by the instance's sink; large entries are in a file each
     CONTROL lane    confirmations of increments, written by the site that receives them from the gate
 
 The instance's site writes, the gateway uploads to the store (uploader.py): neither ever waits for the other. An
@@ -65,7 +65,7 @@ class IncrementSpool:
             spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
             if counter > self._log.counter(writer):  # otherwise its file may be removed, and must not return
                 _write(self._folder / spooled.file, blob)
-        return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter)
+        return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter, replays=replays)
 
     def confirm(self, saved: Checkpointed, at_us: int) -> None:
         """Append that an increment is confirmed. Idempotent: a confirmation may arrive more than once."""

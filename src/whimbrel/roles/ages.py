@@ -23,13 +23,12 @@ from typing import Any
 from whimbrel.core import wire
 from whimbrel.core.errors import Stale
 from whimbrel.core.increments import STORE
-from whimbrel.core.record import OutboxEntry
 from whimbrel.egress.outlet import Commit
 from whimbrel.egress.sinks import StageSink
 from whimbrel.gateway.gateway import Snapshot
+from whimbrel.log.carrier import last_entry
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane, Log
-from whimbrel.site.forwarder import number
 
 
 def check_way_in(router: str, blob: bytes | None, ingress: Log, inboxes: Mapping[str, Log]) -> None:
@@ -79,23 +78,20 @@ def check_messages(
     instance: str, outbox: Log, inboxes: Mapping[str, Log], spools: Sequence[Log], store: Log | None
 ) -> None:
     """Raise `Stale` unless an instance's messages are in their destination, or in a spool before it."""
-    if outbox.tail() == outbox.head():
-        return
-    last = wire.unpack(outbox.read(outbox.tail() - 1)[0].blob, OutboxEntry)
-    for to, batch in last.sent.items():
+    for to, last in last_entry(outbox).sent.items():
         if to == STORE:
-            if store is not None and max(_counters(store, instance, ""), default=-1) < batch:
-                raise _stale(f"the increments of {instance}", f"it has sent some in batch {batch}")
-        elif to in inboxes and not _has(inboxes[to], spools, instance, to, batch):
-            raise _stale(f"the inbox of {to}", f"{instance} has sent to it in batch {batch}")
+            if store is not None and max(_counters(store, instance, ""), default=-1) < last:
+                raise _stale(f"the increments of {instance}", f"it has sent some in batch {last // ROWS}")
+        elif to in inboxes and not _has(inboxes[to], spools, instance, to, last):
+            raise _stale(f"the inbox of {to}", f"{instance} has sent to it in batch {last // ROWS}")
 
 
-def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, batch: int) -> bool:
-    """Whether the messages of a batch are in the inbox they are addressed to, or wait in a spool before it."""
-    if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= number(batch, 0):
+def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, last: int) -> bool:
+    """Whether the messages up to a number are in the inbox they are addressed to, or wait in a spool before it."""
+    if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= last:
         return True
     waiting = (spool for spool in spools if spool.head() < spool.tail())
-    return any(counter >= batch for spool in waiting for counter in _counters(spool, instance, f" to {to}"))
+    return any(counter >= last for spool in waiting for counter in _counters(spool, instance, f" to {to}"))
 
 
 def _counters(log: Log, instance: str, end: str, lane: Lane = Lane.DATA) -> Iterator[int]:

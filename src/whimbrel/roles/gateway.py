@@ -34,6 +34,7 @@ from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.intake import Intake
 from whimbrel.log import EmbeddedLog, Log
 from whimbrel.log.backoff import Backoff, may_pass
+from whimbrel.log.carrier import number as handed_on
 from whimbrel.log.codec import ROWS, ArrowCodec
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
@@ -44,7 +45,6 @@ from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
 from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
 from whimbrel.roles.ages import check_messages, check_way_in, check_way_out
-from whimbrel.site.forwarder import number as handed_on
 from whimbrel.site.status import described
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@
 An entry stays in the spool, a log, until all of it has arrived; a restarted forwarder resumes there. An entry has the
 messages of a batch and is sent piece by piece, so that a key need not wait for all others in the same entry.
 
-Pieces are numbered so that the inbox recognises repetitions, however an entry was cut: a piece's number consists of the
-entry's number and the place of the piece's last message, or `WHOLE` for the last piece. So the inbox's counter shows at
-which message to continue; and it makes no difference whether an entry came piece by piece or, appended directly, as a
-whole.
+A number is made of a batch and a message's place in it (log/carrier.py); an entry, and each piece of it, has the number
+of its last message. So the inbox's counter shows at which message to continue, however an entry was cut; and it makes
+no difference whether it came piece by piece or, appended directly, as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from whimbrel.core.errors import Retry, Trimmed
 from whimbrel.core.link import Line, Link
 from whimbrel.log import Lane, Log
 from whimbrel.log.backoff import Backoff
-from whimbrel.log.codec import ROWS, Content, encode_messages, messages
+from whimbrel.log.codec import Content, encode_messages, messages
 from whimbrel.log.kept import kept
 
 LOGGER = logging.getLogger("whimbrel.site")
@@ -41,8 +40,6 @@ FIRST, MOST = 0.2, 1.0
 """Seconds until a failed delivery is retried: at first, and at most."""
 LOOK = 1.0
 """Seconds between polls for entries that another process has appended."""
-WHOLE = ROWS - 1
-"""The number of an entry's last piece: above the place of any message."""
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -52,12 +49,8 @@ class Sending(msgspec.Struct, frozen=True):
     destination: str
     writer: str
     counter: int
+    """The number of the last message."""
     messages: bytes
-
-
-def number(counter: int, place: int = WHOLE) -> int:
-    """The inbox's counter for the piece of an entry that ends at this place."""
-    return counter * ROWS + place
 
 
 class LinkSpool:
@@ -66,13 +59,14 @@ class LinkSpool:
     def __init__(self, log: Log) -> None:
         self.spool = log
 
-    def append(self, sending: Sending) -> int | None:
+    def append(self, sending: Sending, replays: bool = False) -> int | None:
         """Append messages. A spool counts bytes where other logs count records: its backlog is the bytes in transit."""
         return self.spool.append(
             wire.pack(sending),
             count=size_of(messages(sending.messages)),
             writer=f"{sending.writer} to {sending.destination}",
             counter=sending.counter,
+            replays=replays,
         )
 
     @property
@@ -108,7 +102,7 @@ class Forwarder(LinkSpool):
         self._done = spool.head()
         self._through = 0  # bytes of that entry which have arrived
         self._left: int | None = None  # bytes in transit when it was stopped: its file may be deleted since
-        self._way: deque[_Piece] = deque()
+        self._way: deque[Piece] = deque()
         self._taken, self._line, self._random = self._done, Line(), Random(name)
         self._lock = threading.Lock()
         self._wake, self._stopping = threading.Event(), threading.Event()
@@ -127,9 +121,9 @@ class Forwarder(LinkSpool):
         self._left = self.under_way
         self.spool.close()
 
-    def append(self, sending: Sending) -> int | None:
+    def append(self, sending: Sending, replays: bool = False) -> int | None:
         """Append messages and wake the thread."""
-        position = super().append(sending)
+        position = super().append(sending, replays)
         self._wake.set()
         return position
 
@@ -161,14 +155,19 @@ class Forwarder(LinkSpool):
     # ── Delivery ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, now_us: int) -> int | None:
-        """Do all that is due now; return when more will be due, None if not before something changes."""
+        """Do all that is due now; return when more will be due, None if not before something changes. Raises `Retry`
+        if a log is unavailable: then the pieces in transit are sent again."""
         with self._lock:
             if self.is_cut:
                 return None
-            free_us = self._send(now_us)
-            while self._way and self._way[0].due_us <= now_us:
-                self._deliver(self._way[0])
-                self._way.popleft()
+            try:
+                free_us = self._send(now_us)
+                while self._way and self._way[0].due_us <= now_us:
+                    self._deliver(self._way[0])
+                    self._way.popleft()
+            except Retry:
+                self._recall()
+                raise
             due_us = self._way[0].due_us if self._way else None
             return min((moment for moment in (free_us, due_us) if moment is not None), default=None)
 
@@ -184,26 +183,26 @@ class Forwarder(LinkSpool):
             self._taken += 1
         return self._line.free_us - AHEAD_US
 
-    def _pieces(self, sending: Sending) -> list[_Piece]:
+    def _pieces(self, sending: Sending) -> list[Piece]:
         """The pieces of an entry that have not arrived; if all have, an empty piece, so that the entry is completed."""
         every = messages(sending.messages)
+        start = sending.counter - len(every) + 1
         arrived = self._inbox_of(sending.destination).counter(sending.writer, Lane.CONTROL)
-        first = min(max(arrived - number(sending.counter, -1), 0), len(every))
+        first = min(max(arrived + 1 - start, 0), len(every))
         if self._taken == self.done:
             self._through = size_of(every[:first])
         groups = _grouped(every[first:], self.link.bytes_in(PIECE_US))
-        ends = [*accumulate(map(len, groups), initial=first - 1)][1:-1]
-        return [_Piece(sending, end, one, size_of(one)) for end, one in zip([*ends, WHOLE], groups, strict=True)]
+        ends = accumulate(map(len, groups), initial=start + first - 1)
+        return [Piece(sending, end, one, size_of(one)) for end, one in zip([*ends][1:], groups, strict=True)]
 
-    def _deliver(self, piece: _Piece) -> None:
-        writer, counter = piece.sending.writer, number(piece.sending.counter, piece.place)
+    def _deliver(self, piece: Piece) -> None:
         if piece.messages:
             blob, count = encode_messages(piece.messages), len(piece.messages)
             inbox = self._inbox_of(piece.sending.destination)
-            inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
+            inbox.append(blob, count=count, writer=piece.sending.writer, counter=piece.counter, lane=Lane.CONTROL)
         self.sent += piece.cost
         self._through += piece.size
-        if piece.place == WHOLE:
+        if piece.is_last:
             self.spool.trim(self._done + 1)
             self._done, self._through = self._done + 1, 0
 
@@ -218,8 +217,6 @@ class Forwarder(LinkSpool):
             try:
                 due_us = self.step(_now_us())
             except Retry as error:
-                with self._lock:
-                    self._recall()
                 self._stopping.wait(self._backoff.failed(error))
             except Exception as error:  # reported in the status
                 self.error = kept(LOGGER, f"the link {self.name} has failed for good", error)
@@ -229,13 +226,19 @@ class Forwarder(LinkSpool):
                 self._wake.wait(LOOK if due_us is None else max(due_us - _now_us(), 0) / 1e6)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
+    """Some messages of an entry, in transit; `counter`: the number of the last one."""
+
     sending: Sending
-    place: int
+    counter: int
     messages: list[Content]
     size: int
     cost: int = 0
     due_us: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.counter == self.sending.counter
 
 
 def size_of(messages: list[Content]) -> int:

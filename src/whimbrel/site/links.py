@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import messages
-from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, number, size_of
+from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, size_of
 from whimbrel.site.status import LinkStatus
 
 Pair = tuple[str, str]
@@ -69,6 +70,32 @@ def check_pair(sites: Sequence[str], one: str, other: str) -> None:
         raise Refused(f"a link is between two sites, not between {one} and itself")
 
 
+class Spools(Protocol):
+    """The spools of the links, by pair: the one from the first site to the second."""
+
+    def has(self, pair: Pair) -> bool:
+        """Whether there is a spool."""
+
+    def open(self, pair: Pair) -> Log:
+        """The spool, which is created if there is none."""
+
+
+class SpoolFolder:
+    """The spools as files of a folder. `durable`: they survive a power failure."""
+
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        self._folder, self._durable = folder, durable
+
+    def has(self, pair: Pair) -> bool:
+        return self._path(pair).exists()
+
+    def open(self, pair: Pair) -> Log:
+        return EmbeddedLog(self._path(pair), durable=self._durable)
+
+    def _path(self, pair: Pair) -> Path:
+        return self._folder / f"link-{_name(pair)}.db"
+
+
 class Links:
     """The links of an application: all, or those that begin `here`."""
 
@@ -76,25 +103,24 @@ class Links:
         self,
         sites: Sequence[str],
         given: Given,
-        folder: Path,
+        spools: Spools,
         site_of: Callable[[str], str],
         inbox_of: Callable[[str], Log],
         here: Collection[str] | None = None,
-        durable: bool = False,
     ) -> None:
-        """`durable`: the spools survive a power failure."""
-        self._durable = durable
-        self._sites, self._links, self._folder = sites, links_of(sites, given), folder
+        self._sites, self._links, self._spools = sites, links_of(sites, given), spools
         self._here = sites if here is None else here
         self._site_of, self._inbox_of = site_of, inbox_of
         self._forwarders: dict[Pair, Forwarder] = {}
         self._direct: Counter[Pair] = Counter()
         self._last: dict[Pair, tuple[LinkSpool, float]] = {}
         """By source and destination instance: the spool of their last messages, and the position after them."""
+        self._seen: set[str] = set()
+        """Instances whose messages in transit are known."""
         self._lock = threading.Lock()
         self._running = False
         for pair, link in self._links.items():
-            if pair[0] in self._here and (not link.is_ideal or self._spool(pair).exists()):
+            if pair[0] in self._here and (not link.is_ideal or self._spools.has(pair)):
                 self._forwarder(pair)
 
     def start(self) -> None:
@@ -108,6 +134,12 @@ class Links:
         for forwarder in self._forwarders.values():
             forwarder.stop()
 
+    def step(self, now_us: int) -> None:
+        """Deliver what is due at this moment, in place of the threads that `start` runs. Raises `Retry` if a log is
+        unavailable; the other links then wait for the next call."""
+        for forwarder in self._forwarders.values():
+            forwarder.step(now_us)
+
     def link(self, origin: str, target: str) -> Link:
         """The link between two sites, which may be the same."""
         return self._links.get((origin, target), Link())
@@ -118,22 +150,34 @@ class Links:
         """The control lane of an instance's inbox, for writes of another instance."""
         return LinkedInbox(self, source, destination)
 
-    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
-        """Append messages of an instance to another one's inbox, at once or through the link's spool."""
+    def send(
+        self,
+        source: str,
+        destination: str,
+        blob: bytes,
+        count: int,
+        writer: str,
+        counter: int,
+        replays: bool = False,
+    ) -> int | None:
+        """Append messages of an instance to another one's inbox, at once or through the link's spool. `counter`: the
+        number of the last one. `replays`: see log/contract.py."""
+        if source not in self._seen:
+            self.look(source)
         pair = (self._site_of(source), self._site_of(destination))
         way = self._way(source, destination, pair)
         if way is None:
             inbox = self._inbox_of(destination)
-            if self._spool(pair).exists() and inbox.counter(writer, Lane.CONTROL) >= number(counter):
+            if self._spools.has(pair) and inbox.counter(writer, Lane.CONTROL) >= counter:
                 return None  # it came through the spool, maybe in pieces: not comparable with the whole
-            at = inbox.append(blob, count=count, writer=writer, counter=number(counter), lane=Lane.CONTROL)
+            at = inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL, replays=replays)
             if at is not None and pair[0] != pair[1]:
                 with self._lock:
                     self._direct[pair] += size_of(messages(blob))
             return at
         # An append that raises may have succeeded nevertheless.
         self._last[source, destination] = way, math.inf
-        at = way.append(Sending(source, destination, writer, counter, blob))
+        at = way.append(Sending(source, destination, writer, counter, blob), replays)
         self._last[source, destination] = way, way.tail()
         return at
 
@@ -145,10 +189,12 @@ class Links:
         return forwarder if forwarder and (forwarder.is_cut or not forwarder.link.is_ideal) else None
 
     def look(self, instance: str) -> None:
-        """An instance starts here: find its messages in transit on links that begin elsewhere."""
+        """An instance starts here, or messages are sent in its name: find its messages in transit on links that begin
+        elsewhere."""
+        self._seen.add(instance)
         for pair in self._links:
-            if pair[0] not in self._here and self._spool(pair).exists():
-                self._note(LinkSpool(EmbeddedLog(self._spool(pair), durable=self._durable)), instance)
+            if pair[0] not in self._here and self._spools.has(pair):
+                self._note(LinkSpool(self._spools.open(pair)), instance)
 
     def _note(self, spool: LinkSpool, source: str | None = None) -> None:
         for position, sending in spool.sendings():
@@ -157,17 +203,12 @@ class Links:
 
     def _forwarder(self, pair: Pair) -> Forwarder:
         if pair not in self._forwarders:
-            forwarder = Forwarder(
-                _name(pair), self._links[pair], EmbeddedLog(self._spool(pair), durable=self._durable), self._inbox_of
-            )
+            forwarder = Forwarder(_name(pair), self._links[pair], self._spools.open(pair), self._inbox_of)
             self._note(forwarder)
             self._forwarders[pair] = forwarder
             if self._running:
                 forwarder.start()
         return self._forwarders[pair]
-
-    def _spool(self, pair: Pair) -> Path:
-        return self._folder / f"link-{_name(pair)}.db"
 
     # ── Cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,4 +274,4 @@ class LinkedInbox:
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.CONTROL, replays: bool = False
     ) -> int | None:
-        return self._links.send(self._source, self._destination, blob, count, writer, counter)
+        return self._links.send(self._source, self._destination, blob, count, writer, counter, replays)

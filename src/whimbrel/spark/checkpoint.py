@@ -24,6 +24,7 @@ from pathlib import Path
 from whimbrel.core.errors import Corrupt, Stale
 from whimbrel.log import Log
 from whimbrel.log.carrier import last_entry
+from whimbrel.log.codec import ROWS
 from whimbrel.log.durability import sync
 from whimbrel.log.private import replace_text
 from whimbrel.log.readers import LANES, Offset
@@ -136,11 +137,12 @@ class Checkpoint:
                     + _way_out(instance)
                 )
             return
-        spoken = outbox.counter(f"{instance}@{id}")
-        if spoken > planned:
+        counter = outbox.counter(f"{instance}@{id}")
+        begun, spoken = counter // ROWS, (counter + 1) // ROWS - 1  # the last batch, and the last that is whole
+        if begun > planned:
             raise Stale(
                 f"the checkpoint of {instance} at {self.folder} is old: it knows batches up to {planned}, the outbox "
-                f"has batch {spoken} of it. " + _way_out(instance)
+                f"has batch {begun} of it. " + _way_out(instance)
             )
         if spoken < self.committed:
             raise Stale(

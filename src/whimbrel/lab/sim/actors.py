@@ -15,7 +15,8 @@ from whimbrel.core.keys import EVERY_BIN, part_of
 from whimbrel.core.record import Emissions, Kind, Outgoing, Result
 from whimbrel.lab.sim.job import Job, prepare
 from whimbrel.lab.sim.logs import PLAIN, as_record
-from whimbrel.log.carrier import Carrier, encoded, last_entry
+from whimbrel.log.carrier import WHOLE, Carrier, encoded, last_entry, number
+from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Appendable, Lane
 from whimbrel.log.memory import MemoryLog
 from whimbrel.log.readers import LANES
@@ -127,6 +128,8 @@ class InstanceActor(Actor):
         self.world.wake(self)
 
     def revive(self) -> None:
+        if self.world.network is not None:
+            self.world.network.look(self.name, self.site)
         self.kept = self.checkpoints[self.site]
         self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
         for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
@@ -138,11 +141,15 @@ class InstanceActor(Actor):
             self.world.outboxes[self.name],
             self.inbox_of,
             encode=self.world.inboxes[self.name].encode,
+            most=self.world.most_bytes,
         )
 
     def inbox_of(self, name: str) -> Appendable:
         """The log for messages to `name`."""
-        return self.world.spools[self.name] if name == STORE else self.world.inboxes[name]
+        if name == STORE:
+            return self.world.spools[self.name]
+        network = self.world.network
+        return self.world.inboxes[name] if network is None else network.inbox(self.name, name)
 
     def work(self) -> bool:
         try:
@@ -155,9 +162,9 @@ class InstanceActor(Actor):
     def _work(self) -> bool:
         inbox, rng = self.world.inboxes[self.name], self.world.random
         if self.is_starting:
-            number = inbox.counter("start", Lane.CONTROL) + 1
+            count = inbox.counter("start", Lane.CONTROL) + 1
             wake: Any = (as_record(Kind.WAKE, EVERY_BIN, b""),)
-            inbox.append(wake, count=1, writer="start", counter=number, lane=Lane.CONTROL)
+            inbox.append(wake, count=1, writer="start", counter=count, lane=Lane.CONTROL)
             self.is_starting = False
         if self.kept.plan is None:
             ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
@@ -190,20 +197,21 @@ class InstanceActor(Actor):
         assert self.kept.plan is not None
         outgoing: list[bytes] = []
         messages: dict[str, list[bytes]] = {}
-        for number, (part, emissions) in enumerate(zip(self.parts, out, strict=True)):
-            encoded_part, sent = encoded(emissions, number, part.table.state_bytes)
+        for part, emissions in zip(self.parts, out, strict=True):
+            encoded_part, sent = encoded(emissions, part.part, part.table.state_bytes)
             outgoing += [] if encoded_part is None else [encoded_part]
             for to, ours in sent.items():
                 messages.setdefault(to, []).append(wire.encode(ours))
         start, end = dict(zip(LANES, self.kept.at, strict=True)), dict(zip(LANES, self.kept.plan, strict=True))
         results = [result for emissions in out for result in emissions.results]
-        outbox = self.world.outboxes[self.name]
+        outbox, last = self.world.outboxes[self.name], number(self.kept.batch)
         before = outbox.counter(self.name)
         try:
             self.carrier.carry(self.kept.batch, start, end, outgoing, len(results), messages)
         finally:
-            if outbox.counter(self.name) > before:
+            if before < last <= outbox.counter(self.name):
                 self.spoken += results
+        self.world.tally["batches in pieces"] += sum(map(len, outgoing)) > self.world.most_bytes
         self.world.maybe_die()
 
     def _commit(self, called: list[bool]) -> None:
@@ -224,9 +232,9 @@ class InstanceActor(Actor):
         outbox = self.world.outboxes[self.name]
         current = self.world.outlet.gate.current
         old = [result for result in self.spoken if result.epoch < current(result.key)]
-        if not old:
+        if not old or outbox.counter(self.name) % ROWS != WHOLE:  # not amid a batch: its writer would be another one
             return False
         counter = outbox.counter("zombie") + 1
-        entry = msgspec.structs.replace(last_entry(outbox), outgoing=[Outgoing(old[-3:], [])])
+        entry = msgspec.structs.replace(last_entry(outbox), outgoing=[Outgoing(old[-3:], [])], piece=0)
         MemoryLog.append(outbox, wire.pack(entry), count=1, writer="zombie", counter=counter)
         return True

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.record import Record
+from whimbrel.log import codec
 from whimbrel.log.carrier import View
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Entry, Lane
@@ -24,6 +25,8 @@ class PlainCodec:
 
     def records(self, entry: Entry) -> Iterable[Record]:
         content: Any = entry.blob
+        if isinstance(content, bytes):
+            return list(codec.records(entry))
         start = entry.position * ROWS
         return [Record(start + row, *record[1:]) for row, record in enumerate(content)]
 
@@ -49,9 +52,10 @@ class SimLog(MemoryLog):
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
     ) -> int | None:
-        world = self._world
+        world, append = self._world, super().append
+        if counter <= self.counter(writer, lane):  # without a fault, or a batch of many entries would hardly ever end
+            return append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         world.maybe_stumble(world.append_odds)
-        append = super().append
         position = append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
         if world.chaos and world.random.random() < 0.05:
             again = append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
@@ -74,8 +78,11 @@ class Inbox(SimLog):
     """Receives messages as well; their bodies may have been damaged in transit."""
 
     def encode(self, messages: Sequence[View]) -> Any:
-        """Encode messages as one entry."""
-        return tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
+        """Encode messages as one entry: in bytes where links cut it into pieces."""
+        content = tuple(self._world.carried(as_record(kind, bin, bytes(body))) for kind, bin, body in messages)
+        if self._world.network is None:
+            return content
+        return codec.encode_messages((record.kind, record.bin, record.body) for record in content)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
         if position is not None and writer.startswith("gateway") and "/" in writer:
@@ -83,7 +90,11 @@ class Inbox(SimLog):
 
 
 class Outbox(SimLog):
-    """The output of an instance."""
+    """The output of an instance, which often dies between two pieces of a batch."""
+
+    def appended(self, position: int | None, blob: Any, writer: str) -> None:
+        if self._world.splits:
+            self._world.maybe_die(0.1)
 
 
 class Ingress(SimLog):

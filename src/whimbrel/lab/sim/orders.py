@@ -141,8 +141,15 @@ class Site:
         self._world, self.name = world, name
 
     def send(self, source: str, destination: str, blob: Any, count: int, writer: str, counter: int) -> None:
-        inbox = self._world.inboxes[destination]
-        inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
+        network = self._world.network
+        if network is None:
+            inbox = self._world.inboxes[destination]
+            inbox.append(blob, count=count, writer=writer, counter=counter, lane=Lane.CONTROL)
+            return
+        process = network.at(self.name)
+        if not process.alive:
+            raise Unavailable("the site is unreachable")
+        process.links.send(source, destination, blob, count, writer, counter)
 
     def stop(self, instance: str) -> None:
         self._world.maybe_stumble(0.005)
@@ -161,7 +168,8 @@ class Site:
         return 0
 
     def carry(self, to: str, size: int) -> float:
-        return 0.0
+        network = self._world.network
+        return 0.0 if network is None else network.at(self.name).links.carry(self.name, to, size)
 
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]

@@ -44,9 +44,9 @@ class Outcome(msgspec.Struct):
         return sum(tally[what] for tally in self.tallies.values())
 
 
-def run_seed(protocol: str, seed: int) -> World:
+def run_seed(protocol: str, seed: int, *, links: bool | None = None) -> World:
     """Run one history. Raises `Violation` if a guarantee was violated."""
-    world = World(seed, protocol)
+    world = World(seed, protocol, links=links)
     world.watchers.append(Invariants(world))
     try:
         world.run()

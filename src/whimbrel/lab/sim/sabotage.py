@@ -6,7 +6,7 @@ routers, and a world with a central store has one, as a stage has; tests/unit/te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,17 +20,24 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.protocols.machine import Command, CopyCheckpoint, Event, Failed, StartInstance
-from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, Result
+from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, OutboxEntry, Outgoing, Result
 from whimbrel.core.restoration import Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
+from whimbrel.egress import outlet
 from whimbrel.egress.outlet import Outlet
 from whimbrel.gateway.gateway import Gateway
+from whimbrel.log import carrier
+from whimbrel.log.carrier import View, batches, cut
+from whimbrel.log.chunks import chunk
 from whimbrel.log.codec import ROWS
-from whimbrel.log.contract import Lane
+from whimbrel.log.contract import Lane, Log
+from whimbrel.log.memory import MemoryLog
 from whimbrel.log.spool import Confirmed
 from whimbrel.orchestrator.decisions import Decisions
 from whimbrel.orchestrator.deeds import Deeds
+from whimbrel.site.forwarder import Forwarder, LinkSpool, Piece, Sending
+from whimbrel.site.links import Links, Pair
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -112,7 +119,9 @@ def _manifest_first(self: Uploader, confirmed: Confirmed) -> None:
 def _positions_first(self: Outlet) -> bool:
     """Commit the ends of the outboxes as read, and deliver the results afterwards."""
     read = self.positions
-    self.positions = {name: outbox.tail() for name, outbox in list(self.outboxes.items())}
+    for name, outbox in list(self.outboxes.items()):
+        ends = [end for end, _ in batches(outbox, read.get(name, outbox.head()))]
+        self.positions = {**self.positions, name: max([read.get(name, 0), *ends])}
     self._commit()
     self.positions = read
     return _pass(self)
@@ -171,8 +180,39 @@ def _tick_once(self: Gateway, counter: int) -> None:
         self._control(Kind.TICK, b"", self._latest_us, "ticks", counter)
 
 
+def _trim_first(self: Forwarder, piece: Piece) -> None:
+    """Trim an entry from the spool, and deliver its last piece afterwards."""
+    if piece.is_last:
+        self.spool.trim(self._done + 1)
+    _deliver(self, piece)
+
+
+def _overtake(self: Links, source: str, destination: str, pair: Pair) -> LinkSpool | None:
+    """Append directly while earlier messages are in a spool."""
+    last, end = self._last.get((source, destination), (None, 0))
+    return None if last is not None and last.done < end else _way(self, source, destination, pair)
+
+
+def _start_over(self: Forwarder, sending: Sending) -> list[Piece]:
+    """Assume that no piece of an entry has arrived before a restart, or a cut."""
+    with patch.object(self, "_inbox_of", lambda name: MemoryLog()):
+        return _pieces(self, sending)
+
+
+def _take_pieces(outbox: Log, start: int) -> Iterator[tuple[int, list[Outgoing]]]:
+    """Deliver the pieces of a batch one by one, also of a batch that will never be whole."""
+    for entry in chunk(outbox, start):
+        yield entry.position + 1, wire.unpack(entry.blob, OutboxEntry).outgoing
+
+
+def _cut_anywhere(messages: Sequence[View], most: int) -> Iterator[list[View]]:
+    """Spread the CHECKPOINTED messages of a batch over several entries."""
+    return cut(messages, lambda message: len(message[2]), most)
+
+
 _ship, _fence, _pass, _commit = SwitchOut.ship, Gate.fence, Outlet._pass, Outlet._commit
 _ingest, _carry = Gateway.ingest, Uploader.step
+_deliver, _pieces, _way = Forwarder._deliver, Forwarder._pieces, Links._way
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "gate": (Gate, "offer", _release_early),
@@ -201,6 +241,11 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "one-checkpoint": (Deeds, "do", _start_anywhere),
     "spool-position": (Uploader, "step", _position_first),
     "last-tick": (Gateway, "tick", _tick_once),
+    "whole-batches": (outlet, "batches", _take_pieces),
+    "ends-together": (carrier, "_entries", _cut_anywhere),
+    "arrived-first": (Forwarder, "_deliver", _trim_first),
+    "queueing-up": (Links, "_way", _overtake),
+    "going-on": (Forwarder, "_pieces", _start_over),
 }
 
 

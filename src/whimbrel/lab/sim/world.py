@@ -8,6 +8,7 @@ and each write may fail with a transient error, applied or not:
     InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the planned batch
     OutletActor     the Outlet: outboxes → gate → a file                  dies: resumes from its last commit
     CoordinatorActor   notices → migrations → commands                    dies: repeats the commands of its journal
+    ForwarderActor  the Links and their Forwarders: spools → inboxes      dies: sends again what has not arrived
     StoreActor      the Uploaders: spools → segments, manifests           dies: restarts at its spools' heads
     LossActor       instances that never come back, or late               with a central store only
 
@@ -30,10 +31,12 @@ from whimbrel.core.record import Kind, Record
 from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
 from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.lab.sim.ingress import GatewayActor
+from whimbrel.lab.sim.links import SHARE, Network
 from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
 from whimbrel.lab.sim.loss import LossActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
 from whimbrel.lab.sim.store import StoreActor
+from whimbrel.log.carrier import MOST_BYTES
 from whimbrel.log.spool import IncrementSpool
 
 KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
@@ -69,7 +72,8 @@ class Stuck(Exception):
 class World:
     """All logs and actors, and the schedule of their steps."""
 
-    def __init__(self, seed: int, protocol: str, *, chaos: float = 1.0) -> None:
+    def __init__(self, seed: int, protocol: str, *, chaos: float = 1.0, links: bool | None = None) -> None:
+        """`links`: whether sites have links between them; None: the seed decides."""
         self.seed = seed
         self.random = Dice(f"whimbrel/{seed}/{protocol}")
         self.protocol, self.chaos = protocol, chaos
@@ -82,6 +86,10 @@ class World:
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
         self.append_odds = 0.005
         """How likely an append fails before it takes effect."""
+        self.most_bytes = random.Random(f"small/{seed}/{protocol}").choice([MOST_BYTES, 100, 400])
+        """The bound of an entry that an instance writes."""
+        self.splits = self.most_bytes < MOST_BYTES
+        """Whether it is so small that most batches are split."""
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int]] = []
         """Times, each with the number of an actor. Entries that differ from `_due` are obsolete."""
@@ -106,6 +114,11 @@ class World:
         """By instance: the spool of its messages to the store."""
         self.suspects: list[str] = []
         """Instances that are suspected lost."""
+        # As for damage: histories without links stay as they were before links were introduced.
+        dice = random.Random(f"spools/{seed}/{protocol}")
+        linked = dice.random() < SHARE if links is None else links
+        self.network = Network(self, dice) if linked else None
+        """The links between the sites; None: messages go to the inboxes at once."""
         self.instances = {name: InstanceActor(self, name, rng.randint(1, 3)) for name in names}
         self.gateways = {name: GatewayActor(self, name) for name in self.routers}
         self.outlet = OutletActor(self)
@@ -114,6 +127,7 @@ class World:
         self.loss = LossActor(self, self._losses())
         self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), self.outlet, self.coordinator]
         self.actors += [self.store, self.loss] if self.saves else []
+        self.actors += self.network.actors if self.network is not None else []
         self._numbers = {id(actor): number for number, actor in enumerate(self.actors)}
         for name, instance in self.instances.items():
             self.inboxes[name].reader = instance
