@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from whimbrel.lab.sim.actors import Violation
 from whimbrel.lab.sim.run import CHOICES, Outcome, run_seed, search
 from whimbrel.lab.sim.sabotage import SABOTAGES
-from whimbrel.lab.sim.world import World
+from whimbrel.lab.sim.world import Dice, World
 
 SEEDS = 150
 PROMISES = {
@@ -146,3 +147,13 @@ def test_a_world_that_does_not_come_to_rest_is_a_violation(monkeypatch: pytest.M
     monkeypatch.setattr(World.run, "__defaults__", (50,))
     with pytest.raises(Violation, match="settled: not quiet after 50 steps"):
         run_seed("live", 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_the_dice_sample_as_the_library_does(size: int) -> None:
+    """Otherwise a seed that once failed would name another history."""
+    population = list("abcdefghi")[:size]
+    for seed in range(50):
+        dice, library = Dice(seed), random.Random(seed)
+        for count in range(size + 1):
+            assert dice.sample(population, count) == library.sample(population, count)

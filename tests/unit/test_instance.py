@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.records import Tape, data, mark, move, notices, part, reloaded, tick, told
 from whimbrel.core import operator, wire
-from whimbrel.core.delta import Delta
+from whimbrel.core.delta import Delta, unpacked
 from whimbrel.core.instance import Instance
 from whimbrel.core.operator import Context, Emit
 from whimbrel.core.record import Emissions, Kind, Parked, Record
@@ -325,6 +325,19 @@ def test_a_delta_holds_only_what_its_batch_changed() -> None:
     whole = len(instance.deltas()[0])
     apply(instance, data("k1", 101, "y"))
     assert len(instance.deltas()[0]) < whole / 20
+
+
+def test_moves_that_have_not_changed_are_not_written_again() -> None:
+    instance = part("b")
+    apply(instance, mark(Kind.BEGIN, move("k"), 1))
+    blobs = instance.deltas()
+    for seq, word in enumerate(("x", "y"), 2):
+        apply(instance, data("j", seq, word))
+        blobs += instance.deltas()
+    assert [bool(delta.moves) for delta in unpacked(blobs)] == [True, False, False]
+    again = part("b")
+    again.load(blobs)
+    assert whole(again) == whole(instance)
 
 
 def test_records_waiting_for_their_state_survive_a_restart() -> None:

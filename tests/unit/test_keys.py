@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from whimbrel.core import wire
 from whimbrel.core.keys import BINS, EVERYTHING, KeyMap, Selection, bin_of, part_of, selection_of
 
 # k0, k673 and k949 lie in one bin; so do no others of these.
@@ -175,3 +176,24 @@ def test_a_dump_brings_a_map_back() -> None:
     assert (again.by_bin, again.by_key) == (owners.by_bin, owners.by_key)
     again.put(EVERYTHING, "cabin")
     assert owners[FIRST] == "edge", "a dump shares nothing"
+
+
+def test_what_is_derived_from_a_map_follows_every_change() -> None:
+    epochs = KeyMap(0)
+
+    def derived() -> tuple[set[int], Selection, object]:
+        return epochs.values(), epochs.select(0), wire.decode(epochs.encode(), tuple[list[int], dict[str, int]])
+
+    assert derived() == ({0}, EVERYTHING, ([0], {})), "a single value stands for all bins"
+    copied = epochs.copy()
+    epochs.put(selection_of(bins=[5]), 1)
+    assert derived() == ({0, 1}, Selection(EVERYTHING.bins - {5}), epochs.dump())
+    epochs.lift(EVERYTHING, 2)
+    assert derived() == ({2}, Selection(), ([2], {}))
+    for part in range(3):
+        epochs.put(EVERYTHING, part, part, 3)
+    assert epochs.values() == {0, 1, 2}
+    assert epochs.by_bin[:4] == [0, 1, 2, 0]
+    epochs.restore(copied.dump())
+    assert derived() == ({0}, EVERYTHING, ([0], {}))
+    assert copied.values() == {0}, "a copy shares nothing"

@@ -110,7 +110,7 @@ class Carrier:
         last = self._last or last_entry(self._outbox)
         if batch_id <= self._outbox.counter(self._writer()) // ROWS:
             return last  # a replay: the log compares it
-        if any(at < last.end.get(lane, 0) for lane, at in start.items()):
+        if last.end and any(at < last.end.get(lane, 0) for lane, at in start.items()):
             raise Diverged(
                 f"batch {batch_id} of {self._writer()} begins at {start} of its inbox, which an earlier batch has "
                 f"applied: the last entry of its outbox ends at {last.end}. Its checkpoint is older than its outbox"

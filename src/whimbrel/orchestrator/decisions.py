@@ -239,6 +239,8 @@ class Decisions:
 
     def check_due(self) -> None:
         """Begin or end the migrations that are due and could not be journalled before."""
+        if not self._overdue:
+            return
         with self._changed:
             for stage in list(self._overdue):
                 self._handle_due(stage)
