@@ -1,4 +1,4 @@
-"""The embedded application: a pipeline on one machine, every site a set of queries in one SparkSession.
+"""The embedded application: a pipeline on one machine, every site a set of hosts in this process.
 
 `run` composes the three roles in one process (ADR 15) and recovers each from the data directory: a run that was killed
 continues where it stopped when it is started again with the same directory.
@@ -30,6 +30,7 @@ from whimbrel.deploy.ending import end_all
 from whimbrel.egress.outlet import Watch
 from whimbrel.gateway.clock import wall_us
 from whimbrel.gateway.dead_letters import DeadLetter
+from whimbrel.host.contract import MICRO_BATCH
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
@@ -41,16 +42,12 @@ from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJourn
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
-from whimbrel.roles.site import query_maker, site_disk, stage_of
+from whimbrel.roles.site import check_stages, engine_of, host_maker, site_disk, stage_of
 from whimbrel.site.links import Given, Links, links_of
 from whimbrel.site.site import Site
-from whimbrel.spark.session import session
 
 if TYPE_CHECKING:
     from whimbrel.api.server import ApiServer
-
-WARM_UPS = 3
-"""Batches that every site runs before the first record is ingested."""
 
 
 class App(Control):
@@ -69,7 +66,8 @@ class App(Control):
         trigger: str,
         max_backlog: int,
         watch: Watch,
-        spark: Any,
+        spark: Any = None,
+        host: str = MICRO_BATCH,
         links: Given = IDEAL,
         store: str | None = None,
         save_every: float = SAVE_EVERY,
@@ -103,13 +101,13 @@ class App(Control):
             self._lock.close()
             raise
         self.first = self.gateway.first
-        self.spark = spark if spark is not None else session(pipeline.name)
-        self._owns_spark = spark is None
+        self.engine = engine_of(host, pipeline.name, spark)
         self.links = Links(sites, links, data / "logs", self._site_of, logs.inbox, durable=durable)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
-        make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
+        make = host_maker(pipeline, logs, self.engine, self.links, schemas, trigger, self._wake)
+        saved = self.engine.saved
         places = {
-            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve), durable)
+            name: Site(name, data / "sites" / name, make, saved, self.links, site_disk(name, data, reserve), durable)
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
@@ -137,9 +135,8 @@ class App(Control):
         for name, site in self.sites.items():
             for instance in self.instances_at(name):
                 self._start_instance(site, instance)
-        # Concurrently, and more than once: when two sites first run together, Spark starts more Python workers.
         with ThreadPoolExecutor(len(self.sites)) as pool:
-            for _ in range(WARM_UPS):
+            for _ in range(self.engine.warm_ups):
                 list(pool.map(Site.wait, self.sites.values()))
         for site in self.sites.values():
             site.open()
@@ -208,7 +205,7 @@ class App(Control):
         yield self.orchestrator.stop
         for site in self.sites.values():
             yield site.close
-            for instance in list(site.queries):
+            for instance in list(site.hosts):
                 yield partial(site.stop, instance)
         yield self.links.stop
         yield from self.gateway.outlet_ends()
@@ -216,8 +213,7 @@ class App(Control):
         yield self._places.close
         yield self.journal.close
         yield self._lock.close
-        if self._owns_spark:
-            yield self.spark.stop
+        yield self.engine.stop
         if self._temporary:
             yield partial(shutil.rmtree, self.data, ignore_errors=True)
 
@@ -236,7 +232,7 @@ class App(Control):
     # ── In addition to the orders of every user (orchestrator/control.py) ─────────────────────────────────────────────
 
     def batches(self) -> list[float]:
-        """The durations of the micro-batches of all instances, in milliseconds."""
+        """The durations of the batches of all instances, in milliseconds."""
         return [ms for site in self.sites.values() for ms in site.batches()]
 
     def dead_letters(self) -> list[DeadLetter]:
@@ -260,6 +256,7 @@ def run(
     max_backlog: int = 200_000,
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,
+    host: str = MICRO_BATCH,
     links: Given = IDEAL,
     store: str | Path | None = None,
     save_every: float = SAVE_EVERY,
@@ -271,7 +268,8 @@ def run(
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory from which a killed run can continue; a temporary one if not given. `trigger`: the
-    minimum interval between micro-batches of a site. `keep`: never trim the ingress log. `spark`: your own
+    minimum interval between batches of an instance. `keep`: never trim the ingress log. `host`: what runs the
+    instances, "micro-batch" (Spark), or "inline" (threads of this process: no JVM, and no `prepare`). `spark`: your own
     SparkSession. `links`: the network between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of
     sites. `store`: a directory or `s3://bucket/prefix`, where increments are saved every `save_every` seconds.
     `reserve`: while fewer bytes are free on a disk, the roles that write to it accept no input. `durability`:
@@ -285,6 +283,7 @@ def run(
     for site in sites:
         check_name("site", site)
     links_of(sites, links)
+    check_stages(pipeline, host)
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:
         app = App(
@@ -297,6 +296,7 @@ def run(
             max_backlog=max_backlog,
             watch=watch,
             spark=spark,
+            host=host,
             links=links,
             store=None if store is None else str(store),
             save_every=save_every,

@@ -1,10 +1,10 @@
-"""The carrier: writes the output of an instance's micro-batch to the logs. It appends, in this order:
+"""The carrier: writes the output of an instance's batch to the logs. It appends, in this order:
 
     1. messages  to the control lane of each destination's inbox, all of one destination in one entry
     2. outbox    one entry with the results and notices of all parts, the range of the inbox that the batch applied, and
                  for each destination the last batch with messages to it. Also for an empty batch, so that a gap shows
 
-Spark replays a batch whose commit is not proven, under the same batch id. So both appends have the batch id as counter;
+A host repeats a batch whose commit is not proven, under the same number. So both appends have that as their counter;
 a log accepts each counter of a writer once, and compares a replay with it. The writer is the instance *and* its
 checkpoint: an instance that starts from an empty checkpoint counts from zero again, and its batches must not pass for
 replays. There the range decides: the carrier refuses a batch that begins before the end of the last one.
