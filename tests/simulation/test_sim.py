@@ -14,7 +14,7 @@ from whimbrel.lab.sim.world import World
 SEEDS = 150
 PROMISES = {
     *("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong", "parked", "settled"),
-    "repeated otherwise",
+    *("repeated otherwise", "of one age"),
 }
 
 
@@ -66,6 +66,7 @@ ALWAYS = [
     "migrations forgotten",
     "gateway died",
     "instance died",
+    "parts forgotten",
     "outlet died",
     "coordinator died",
 ]

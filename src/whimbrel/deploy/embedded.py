@@ -30,7 +30,7 @@ from whimbrel.deploy.ending import end_all
 from whimbrel.egress.outlet import Watch
 from whimbrel.gateway.clock import wall_us
 from whimbrel.gateway.dead_letters import DeadLetter
-from whimbrel.host.contract import MICRO_BATCH
+from whimbrel.host.contract import INLINE, MICRO_BATCH
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
@@ -284,6 +284,8 @@ def run(
         check_name("site", site)
     links_of(sites, links)
     check_stages(pipeline, host)
+    if host == INLINE and spark is not None:
+        raise Refused(f"host={INLINE!r} runs without Spark: leave out spark=, or use host={MICRO_BATCH!r}")
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:
         app = App(

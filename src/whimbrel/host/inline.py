@@ -70,6 +70,7 @@ class InlineHost:
         """Approximate bytes of a blob of state."""
         self._checkpoint: Checkpoint | None = None
         self._parts: dict[int, Instance] = {}
+        """By number: the parts in memory, as the checkpoint has them. All of them, or some."""
         self._finished: Offset = {}
         """The position that the inbox was told last."""
         self._trimmed: Offset = {}
@@ -99,15 +100,14 @@ class InlineHost:
     @property
     def parts(self) -> list[Instance]:
         """All parts, with what the checkpoint has of them; loaded unless they are in memory."""
-        checkpoint = self.checkpoint
-        missing = [part for part in range(self.count) if part not in self._parts]
-        if missing:
-            deltas = checkpoint.read()
-            for part in missing:
+        if len(self._parts) < self.count:
+            deltas = self.checkpoint.read()
+            for part in deltas.keys() - self._parts.keys():
                 instance = self._make(part)
                 instance.load(deltas[part])
                 self._parts[part] = instance
-        return [self._parts[part] for part in range(self.count)]
+            self._parts = dict(sorted(self._parts.items()))
+        return [*self._parts.values()]
 
     @property
     def is_urgent(self) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from whimbrel.core.errors import Refused, UnknownName
+from whimbrel.core.errors import UnknownName
 from whimbrel.core.increments import STORE
-from whimbrel.host.contract import INLINE, MICRO_BATCH, Engine, Host, InstanceSpec, check_host
+from whimbrel.host.contract import INLINE, Engine, Host, InstanceSpec, check_host
 from whimbrel.host.threaded import InlineEngine, check_stage
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
@@ -24,8 +24,6 @@ from whimbrel.site.site import Make
 def engine_of(host: str, name: str, spark: Any = None) -> Engine:
     """The engine of a kind of host. `name`: of the SparkSession, if it starts one; `spark`: the user's own."""
     if check_host(host) == INLINE:
-        if spark is not None:
-            raise Refused(f"host={INLINE!r} runs without Spark: leave out spark=, or use host={MICRO_BATCH!r}")
         return InlineEngine()
     from whimbrel.spark.engine import SparkEngine  # an inline host loads no Spark
 

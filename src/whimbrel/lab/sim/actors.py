@@ -1,8 +1,10 @@
-"""The base class of actors, and the actor that runs an instance, as Spark does."""
+"""The base class of actors, and the actor that drives the host of an instance."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -10,20 +12,19 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Retry
 from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import EVERY_BIN, part_of
-from whimbrel.core.record import Emissions, Kind, Outgoing, Result
+from whimbrel.core.record import Emissions, Outgoing, Record, Result
+from whimbrel.host.checkpoint import Batch, SavedLog
+from whimbrel.host.inline import InlineHost
+from whimbrel.host.starting import check_age, wake_up
 from whimbrel.lab.sim.job import Job, prepare
-from whimbrel.lab.sim.logs import PLAIN, as_record
-from whimbrel.log.carrier import Carrier, encoded, last_said
-from whimbrel.log.contract import Appendable, Lane
+from whimbrel.lab.sim.logs import PLAIN, CheckpointLog
+from whimbrel.log.carrier import last_said
+from whimbrel.log.contract import Appendable, Entry, Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.log.readers import LANES
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
-Ends = tuple[int, int]
-"""Positions in the two lanes of an inbox."""
 STAGE = "stage"
 """The one stage of a world."""
 
@@ -66,27 +67,25 @@ class Actor:
         raise NotImplementedError
 
 
-class Checkpoint:
-    """Spark's checkpoint of an instance at one site."""
+class SpokenHost(InlineHost):
+    """Notes the results that reach its outbox."""
 
-    def __init__(self, deltas: list[list[bytes]], at: Ends = (0, 0), batch: int = 0, plan: Ends | None = None) -> None:
-        self.deltas, self.at, self.batch = deltas, at, batch
-        self.plan = plan
-        """The end positions of the batch that is planned and not committed."""
-        self._began = (batch, plan)
+    spoken: list[Result]
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a batch was planned since the checkpoint was copied here."""
-        return (self.batch, self.plan) != self._began
-
-    def copied(self) -> Checkpoint:
-        """A copy for another site."""
-        return Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch, self.plan)
+    def _carry(self, batch: Batch, out: Mapping[int, Emissions]) -> None:
+        tail = self.outbox.tail()
+        try:
+            super()._carry(batch, out)
+        finally:
+            if self.outbox.tail() > tail:
+                self.spoken += [result for emissions in out.values() for result in emissions.results]
 
 
 class InstanceActor(Actor):
-    """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
+    """Steps an inline host over logs that fail, among them its checkpoint; there may be one at each site.
+
+    A worker of Spark may keep its parts in memory from one batch to the next, or lose some: so does this one.
+    """
 
     kind = "instance"
 
@@ -94,16 +93,21 @@ class InstanceActor(Actor):
         super().__init__(world)
         self.name, self.count = name, parts
         self.running, self.site = True, world.sites[name]
-        self.checkpoints = {self.site: Checkpoint([[] for _ in range(parts)])}
+        self.checkpoints = {self.site: CheckpointLog(world)}
         """By site: the checkpoint there."""
         self.spoken: list[Result] = []
         """All results that are or ever were in its outbox."""
         self.revive()
 
     @property
-    def plan(self) -> Ends | None:
-        """The end positions of the batch that it has begun."""
-        return self.kept.plan
+    def is_whole(self) -> bool:
+        """Whether no batch is planned and not committed: then its parts are as it has told the others."""
+        return self.host.checkpoint.plan is None
+
+    @property
+    def parts(self) -> list[Instance]:
+        """The parts, as of the last batch."""
+        return self.host.parts
 
     def halt(self) -> None:
         """Stop; the state in memory is lost."""
@@ -116,98 +120,51 @@ class InstanceActor(Actor):
         self.revive()
 
     def revive(self) -> None:
-        self.kept = self.checkpoints[self.site]
-        self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
-        for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
-            part.load(deltas)
-        # Starting appends a record, as the real host does.
-        self.is_starting = any(part.incoming.has_refused for part in self.parts)
-        self.carrier = Carrier(
-            lambda: self.name,
-            self.world.outboxes[self.name],
-            self.inbox_of,
-            encode=self.world.inboxes[self.name].encode,
+        world, name, parts = self.world, self.name, self.count
+        inbox, outbox, checkpoint = world.inboxes[name], world.outboxes[name], self.checkpoints[self.site]
+        check_age(SavedLog(Path(self.site), checkpoint), name, inbox, outbox)
+        self.host = SpokenHost(
+            name,
+            parts,
+            lambda part: Instance(name, Job(), int, part=part, parts=parts),
+            inbox=inbox,
+            outbox=outbox,
+            inbox_of=self.inbox_of,
+            checkpoint=checkpoint,
+            records=_rows,
+            encode=inbox.encode,
+            trim_every=1,
+            most=8,
+            new_id=lambda: "checkpoint",
         )
+        self.host.spoken = self.spoken
+        # Every start appends a WAKE; without refused messages it has no effect, and would only take steps.
+        self.is_starting = any(part.incoming.has_refused for part in self.host.parts)
 
     def inbox_of(self, name: str) -> Appendable:
         """The log for messages to `name`."""
         return self.world.spools[self.name] if name == STORE else self.world.inboxes[name]
 
     def work(self) -> bool:
+        if not self.running:
+            return False
+        world, inbox = self.world, self.world.inboxes[self.name]
         try:
-            return self.running and self._work()
-        except Retry:  # a failed batch is repeated without the state in memory
-            self.world.tally["instance stumbled"] += 1
-            self.revive()
-            return True
-
-    def _work(self) -> bool:
-        inbox, rng = self.world.inboxes[self.name], self.world.random
-        if self.is_starting:
-            number = inbox.counter("start", Lane.CONTROL) + 1
-            wake: Any = (as_record(Kind.WAKE, EVERY_BIN, b""),)
-            inbox.append(wake, count=1, writer="start", counter=number, lane=Lane.CONTROL)
-            self.is_starting = False
-        if self.kept.plan is None:
-            ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
-            if ends == self.kept.at:
+            if self.is_starting:
+                wake_up(inbox, inbox.encode)
+                self.is_starting = False
+            if not self.host.has_work:
                 return False
-            self.kept.plan = (rng.randint(self.kept.at[0], ends[0]), rng.randint(self.kept.at[1], ends[1]))
-            if self.kept.plan == self.kept.at:
-                self.kept.plan = None
-                return True
-        self.world.maybe_die()
-        rows = [
-            row
-            for lane in (Lane.CONTROL, Lane.DATA)
-            for entry in inbox.read(self.kept.at[lane], self.kept.plan[lane], lane)
-            for record in PLAIN.records(entry)
-            for row in prepare(record)
-        ]
-        out = []
-        called = []
-        for part in self.parts:
-            own = rows
-            if self.count > 1:
-                own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
-            out.append(part.apply(own) if own else Emissions())  # Spark does not call a part without rows
-            called.append(bool(own))
-            self.world.tally["records waited"] += bool(part.table.waiting)
-        self._write(out)
-        self._commit(called)
+            if world.chaos and world.random.random() < 0.1:
+                self.host.forget(world.random.randint(0, self.count - 1))
+                world.tally["parts forgotten"] += 1
+            self.host.limit = world.random.choice([30, 1 << 20])
+            self.host.step()
+        except Retry:  # a failed batch is repeated without the state in memory
+            world.tally["instance stumbled"] += 1
+            return True
+        world.tally["records waited"] += sum(bool(part.table.waiting) for part in self.host.parts)
         return True
-
-    def _write(self, out: list[Emissions]) -> None:
-        assert self.kept.plan is not None
-        outgoing: list[bytes] = []
-        messages: dict[str, list[bytes]] = {}
-        for number, (part, emissions) in enumerate(zip(self.parts, out, strict=True)):
-            said, sent = encoded(emissions, number, part.table.state_bytes)
-            outgoing += [] if said is None else [said]
-            for to, ours in sent.items():
-                messages.setdefault(to, []).append(wire.encode(ours))
-        start, end = (dict(zip(LANES, at, strict=True)) for at in (self.kept.at, self.kept.plan))
-        results = [result for emissions in out for result in emissions.results]
-        before = self.world.outboxes[self.name].counter(self.name)
-        try:
-            self.carrier.carry(self.kept.batch, start, end, outgoing, len(results), messages)
-        finally:
-            if self.world.outboxes[self.name].counter(self.name) > before:
-                self.spoken += results
-        self.world.maybe_die()
-
-    def _commit(self, called: list[bool]) -> None:
-        assert self.kept.plan is not None
-        for part, blobs, was_called in zip(self.parts, self.kept.deltas, called, strict=True):
-            limit = self.world.random.choice([30, 1 << 20])
-            if was_called:
-                blobs += part.deltas(limit)
-                if len(blobs) > 16:
-                    blobs[:] = part.snapshot(limit)
-        self.kept.at, self.kept.plan, self.kept.batch = self.kept.plan, None, self.kept.batch + 1
-        inbox = self.world.inboxes[self.name]
-        inbox.trim(self.kept.at[0], Lane.DATA)
-        inbox.trim(self.kept.at[1], Lane.CONTROL)
 
     def haunt(self) -> bool:
         """A zombie of this instance, presumed dead, writes an old batch's results again, under another writer name."""
@@ -220,3 +177,7 @@ class InstanceActor(Actor):
         said = msgspec.structs.replace(last_said(outbox), outgoing=[Outgoing(old[-3:], [])])
         MemoryLog.append(outbox, wire.pack(said), count=1, writer="zombie", counter=counter)
         return True
+
+
+def _rows(entry: Entry, lane: Lane) -> list[Record]:
+    return [row for record in PLAIN.records(entry) for row in prepare(record)]

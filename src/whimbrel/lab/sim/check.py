@@ -56,7 +56,7 @@ class Invariants:
         """One instance holds a key's state, or both ends of a move that copies do; state left over by an abort does
         not count."""
         # An instance that repeats a batch has the state from before it. No other actor puts keys into an instance.
-        whole = [(one.name, one.parts) for one in self.world.instances.values() if one.alive and one.plan is None]
+        whole = [(one.name, one.parts) for one in self.world.instances.values() if one.alive and one.is_whole]
         if isinstance(actor, InstanceActor) or whole != self.asked:
             self.asked = whole
             self.shared = _shared(whole)
