@@ -23,7 +23,7 @@ from whimbrel.gateway import sources
 from whimbrel.gateway.intake import Row, parse_schema
 
 if TYPE_CHECKING:
-    from whimbrel.spark.query import Prepare
+    from whimbrel.host.contract import Prepare
 
 
 @dataclass(frozen=True)

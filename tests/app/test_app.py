@@ -23,8 +23,8 @@ class Gone:
     """What a query, and a session, are when their JVM has died: every question raises."""
 
     progress: tuple[float, ...] = ()
-    batch_ms, trigger_ms, backlog, is_active, exception = 0.0, 500.0, 0, False, None
-    spec = SimpleNamespace(max_records=10)
+    batch_ms, backlog, is_active, exception = 0.0, 0, False, None
+    spec = SimpleNamespace(max_records=10, trigger_ms=500.0)
 
     def stop(self) -> None:
         raise ConnectionRefusedError("no JVM")
@@ -35,7 +35,7 @@ def make(data: Path, *, temporary: bool, sites: Sequence[str] = ("cloud",), **mo
     gone: Any = Gone()
     options: dict[str, Any] = {"keep": False, "trigger": "0 seconds", "max_backlog": 10, "watch": print, **more}
     app = App(pipeline, sites, data, temporary=temporary, spark=gone, **options)
-    app.sites["cloud"].queries["count-1"] = gone
+    app.sites["cloud"].hosts["count-1"] = gone
     return app
 
 

@@ -26,6 +26,7 @@ from whimbrel.log.codec import ArrowCodec, records
 from whimbrel.log.disk import Disk, is_full
 from whimbrel.site import site as sites
 from whimbrel.site.site import Site
+from whimbrel.spark.checkpoint import Checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +155,7 @@ class Query:
         self.exception, self.is_active = error, error is None
         self.progress = [5.0] if error is None else []
         self.held: list[bool] = []
+        self.contradiction: str | None = None
 
     def start(self) -> None:
         pass
@@ -172,7 +174,7 @@ class Place:
         self.disk = Disk("edge-1", [folder], 0)
         self.fates: list[Exception] = []
         self.made: list[Query] = []
-        self.site = Site("edge-1", folder, self._make, nowhere(folder), self.disk)
+        self.site = Site("edge-1", folder, self._make, Checkpoint, nowhere(folder), self.disk)
         self.site.open()
 
     def _make(self, instance: str, checkpoint: Path) -> Any:

@@ -91,10 +91,10 @@ def test_what_is_wrong_is_said_before_anything_runs_and_leaves_nothing_behind(
 ) -> None:
     act, told = REFUSALS[name]
 
-    def no_session(name: str) -> Any:
+    def no_session(*_: Any) -> Any:
         raise AssertionError("Spark was started for a pipeline that cannot run")
 
-    monkeypatch.setattr("whimbrel.deploy.embedded.session", no_session)
+    monkeypatch.setattr("whimbrel.deploy.embedded.engine_of", no_session)
     with pytest.raises(wb.Refused, match=told):
         act()
     assert list(temporary.iterdir()) == []

@@ -14,7 +14,7 @@ import pytest
 
 from tests.app.waiting import until
 from whimbrel.core.coordinator import Coordinator
-from whimbrel.core.errors import Stale, Unavailable
+from whimbrel.core.errors import Overloaded, Stale, Unavailable
 from whimbrel.core.keys import EVERYTHING, KeyMap
 from whimbrel.core.link import IDEAL
 from whimbrel.core.protocols.machine import Copied, Stopped
@@ -25,6 +25,7 @@ from whimbrel.orchestrator.journal import Journal
 from whimbrel.orchestrator.orchestrator import Orchestrator
 from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import RESTARTS, Site
+from whimbrel.spark.checkpoint import Checkpoint
 
 OUTRIGHT, LATER, SOON = "fails at once", "does a batch and fails", "serves, and dies afterwards"
 STALE, OVERLOADED = "has another one's checkpoint", "has no worker that connects"
@@ -37,6 +38,7 @@ class StandIn:
         self.checkpoint, self.fate = checkpoint, fate
         self.is_active = False
         self.exception: Exception | None = None
+        self.contradiction: str | None = None
         self.progress: list[float] = []
         self.renewed = False
 
@@ -60,7 +62,7 @@ class StandIn:
             raise Unavailable("it has ended")
         if self.fate == OVERLOADED:
             self.die()
-            raise Unavailable("Python worker failed to connect back.")
+            raise Overloaded("no worker has connected")
 
     def die(self) -> None:
         self.is_active, self.exception = False, RuntimeError("the worker is gone")
@@ -82,7 +84,9 @@ class House:
         """`behind`: what the orchestrator sees of the site at the edge."""
         self.journal = Journal(self.folder / "journal.db")
         links = Links(["cloud", "edge"], IDEAL, SpoolFolder(self.folder), lambda _: "cloud", lambda _: MemoryLog())
-        self.sites = {name: Site(name, self.folder / name, self.maker(name), links) for name in ("cloud", "edge")}
+        self.sites = {
+            name: Site(name, self.folder / name, self.maker(name), Checkpoint, links) for name in ("cloud", "edge")
+        }
         self.coordinator = Coordinator("s", RouteTable("s-1"), {"s-1": "cloud"}, KeyMap("gateway"))
         nobody: Any = None
         seen = {**self.sites, "edge": behind(self.sites["edge"])}
@@ -118,7 +122,7 @@ class House:
         return self.orchestrator.migration("s", id).phase, self.running()
 
     def running(self) -> list[str]:
-        return [site.name for site in self.sites.values() for query in site.queries.values() if query.is_active]
+        return [site.name for site in self.sites.values() for host in site.hosts.values() if host.is_active]
 
     def batches(self, site: str) -> int:
         return len(list((self.sites[site].checkpoint("s-1") / "offsets").glob("*")))
@@ -236,14 +240,14 @@ def test_a_successor_finishes_the_relocation(house: House, died_in: str) -> None
 
 def test_a_query_that_dies_is_started_again_from_its_checkpoint(house: House) -> None:
     house.fates["cloud"] = [SOON]
-    house.sites["cloud"].queries["s-1"].die()  # type: ignore[attr-defined]
+    house.sites["cloud"].hosts["s-1"].die()  # type: ignore[attr-defined]
     until(lambda: house.batches("cloud") == 3 and house.running() == ["cloud"], "two deaths, two starts")
     assert house.orchestrator.error is None
 
 
 def test_a_query_that_keeps_dying_is_left_and_told(house: House) -> None:
     house.fates["cloud"] = [SOON] * 100
-    house.sites["cloud"].queries["s-1"].die()  # type: ignore[attr-defined]
+    house.sites["cloud"].hosts["s-1"].die()  # type: ignore[attr-defined]
     until(lambda: house.orchestrator.error, "it is given up")
     assert isinstance(house.orchestrator.error, Unavailable)
     assert "s-1 at cloud keeps failing" in str(house.orchestrator.error)
@@ -252,18 +256,17 @@ def test_a_query_that_keeps_dying_is_left_and_told(house: House) -> None:
 
 def test_a_query_that_kept_dying_is_tried_again_and_forgiven_when_it_runs(house: House) -> None:
     house.fates["cloud"] = [SOON] * (RESTARTS + 2)
-    house.sites["cloud"].queries["s-1"].die()  # type: ignore[attr-defined]
+    house.sites["cloud"].hosts["s-1"].die()  # type: ignore[attr-defined]
     until(lambda: house.sites["cloud"].failed(), "it is reported")
     until(lambda: house.running() == ["cloud"], "it is tried again")
-    house.sites["cloud"].queries["s-1"].progress.append(1.0)
+    house.sites["cloud"].hosts["s-1"].progress.append(1.0)  # type: ignore[attr-defined]
     until(lambda: not house.sites["cloud"].failed(), "it is forgiven")
 
 
-@pytest.mark.parametrize("kind", ["Diverged", "Stale"])
-def test_a_query_that_is_not_where_its_logs_are_is_not_started_again(house: House, kind: str) -> None:
-    query: Any = house.sites["cloud"].queries["s-1"]
-    query.die()
-    query.exception = RuntimeError(f"Traceback\nwhimbrel.core.errors.{kind}: batch 7 is another one\n at java")
+def test_a_host_that_is_not_where_its_logs_are_is_not_started_again(house: House) -> None:
+    host: Any = house.sites["cloud"].hosts["s-1"]
+    host.contradiction = "batch 7 is another one"
+    host.die()
     until(lambda: house.sites["cloud"].failed(), "it is reported")
     assert house.sites["cloud"].failed() == {"s-1": "batch 7 is another one"}
     assert house.sites["cloud"].stale == ["s-1"]
@@ -277,7 +280,7 @@ def test_a_checkpoint_that_does_not_fit_is_reported_and_not_run(house: House) ->
     assert house.sites["edge"].stale == ["s-2"]
     assert "is gone" in house.sites["edge"].failed()["s-2"]
     house.sites["edge"].start("s-2", anew=True)
-    assert house.sites["edge"].queries["s-2"].renewed  # type: ignore[attr-defined]
+    assert house.sites["edge"].hosts["s-2"].renewed  # type: ignore[attr-defined]
     assert house.sites["edge"].stale == []
 
 
@@ -289,18 +292,18 @@ def test_a_start_that_an_overloaded_machine_lets_fail_is_tried_again(house: Hous
 
 def test_an_error_that_nobody_foresaw_does_not_end_the_watch(house: House) -> None:
     """For instance when the JVM is gone, and every question to it raises."""
-    healthy = house.sites["cloud"].queries["s-1"]
-    del house.sites["cloud"].queries["s-1"]
+    healthy = house.sites["cloud"].hosts["s-1"]
+    del house.sites["cloud"].hosts["s-1"]
 
     class Odd:
         @property
         def is_active(self) -> bool:
             raise ConnectionRefusedError("no JVM")
 
-    house.sites["edge"].queries["s-1"] = Odd()  # type: ignore[assignment]
+    house.sites["edge"].hosts["s-1"] = Odd()  # type: ignore[assignment]
     until(lambda: house.sites["edge"].error, "it is told")
     assert isinstance(house.sites["edge"].error, ConnectionRefusedError)
-    house.sites["edge"].queries.clear()
-    house.sites["cloud"].queries["s-1"] = healthy
+    house.sites["edge"].hosts.clear()
+    house.sites["cloud"].hosts["s-1"] = healthy
     healthy.die()  # type: ignore[attr-defined]
     until(lambda: house.running() == ["cloud"], "it watches on")

@@ -13,10 +13,11 @@ from whimbrel.core.link import IDEAL
 from whimbrel.log import MemoryLog
 from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
+from whimbrel.spark.checkpoint import Checkpoint
 
 
 def never(instance: str, checkpoint: Path) -> Any:
-    raise AssertionError("no query is started here")
+    raise AssertionError("no host is started here")
 
 
 def nowhere(folder: Path) -> Links:
@@ -25,7 +26,7 @@ def nowhere(folder: Path) -> Links:
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Site:
-    site = Site("cloud", tmp_path / "cloud", never, nowhere(tmp_path))
+    site = Site("cloud", tmp_path / "cloud", never, Checkpoint, nowhere(tmp_path))
     for name, text in {
         "offsets/0": "first",
         "state/0/1.delta": "delta",
@@ -40,7 +41,7 @@ def cloud(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def edge(tmp_path: Path) -> Site:
-    return Site("edge", tmp_path / "edge", never, nowhere(tmp_path))
+    return Site("edge", tmp_path / "edge", never, Checkpoint, nowhere(tmp_path))
 
 
 def files(site: Site) -> dict[str, str]:
@@ -79,11 +80,12 @@ def test_stopping_what_does_not_run_is_nothing(cloud: Site) -> None:
 
 
 class Dying:
-    """A query that has died as soon as it was started, while somebody waits for it."""
+    """A host that has died as soon as it was started, while somebody waits for it."""
 
     progress: tuple[float, ...] = ()
-    trigger_ms = batch_ms = 500.0
+    batch_ms = 500.0
     backlog, is_active = 0, False
+    contradiction: str | None = None
     exception: Exception | None = Unavailable("there is no such master")
 
     def start(self) -> None:
@@ -106,11 +108,11 @@ def test_the_watch_starts_nothing_that_a_start_waits_for(tmp_path: Path, monkeyp
         made.append(instance)
         return Dying()
 
-    site = Site("cloud", tmp_path / "cloud", make, nowhere(tmp_path))
+    site = Site("cloud", tmp_path / "cloud", make, Checkpoint, nowhere(tmp_path))
     site.open()
     try:
         with pytest.raises(Unavailable, match="s-1 does not start at cloud"):
             site.start("s-1")
-        assert made == ["s-1"], "one query over one checkpoint"
+        assert made == ["s-1"], "one host over one checkpoint"
     finally:
         site.close()

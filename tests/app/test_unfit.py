@@ -139,7 +139,7 @@ def test_a_file_of_another_run_is_refused_before_spark_starts(
     def no_session(*arguments: Any, **options: Any) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("whimbrel.deploy.embedded.session", no_session)
+    monkeypatch.setattr("whimbrel.deploy.embedded.engine_of", no_session)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     out = tmp_path / "results"
     out.write_text("precious\n")

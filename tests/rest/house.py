@@ -36,11 +36,11 @@ class Standing:
     """In place of a query: it can be started and stopped, and does nothing else."""
 
     progress: tuple[float, ...] = ()
-    trigger_ms = batch_ms = 500.0
+    batch_ms = 500.0
     backlog = 0
     exception = None
     is_drained = False
-    spec = SimpleNamespace(max_records=1000)
+    spec = SimpleNamespace(max_records=1000, trigger_ms=500.0)
 
     def __init__(self) -> None:
         self.is_active = False

@@ -312,6 +312,7 @@ EVERY: list[errors.WhimbrelError] = [
     errors.Retry("r"),
     errors.Unavailable("u"),
     errors.Full("f"),
+    errors.Overloaded("v"),
     errors.Unstarted("t"),
     errors.Stop("s"),
     Trimmed(1, 2),

@@ -28,6 +28,7 @@ from whimbrel.rpc.server import Server
 from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
 from whimbrel.site.status import SiteStatus
+from whimbrel.spark.checkpoint import Checkpoint
 
 ESCAPES = ["../../victim", "..", ".", "", "a/b", "/tmp/x", "a\\b", "a\0b", "a\nb", "a\n", "-rf", ".hidden", "x" * 101]
 
@@ -45,7 +46,7 @@ class Place:
             ["cloud", "edge-1"], "ideal", SpoolFolder(self.data / "logs"), lambda name: "cloud", self.logs.inbox
         )
         make: Any = lambda instance, checkpoint: Standing()  # noqa: E731
-        self.site = Site("cloud", self.data / "sites" / "cloud", make, links)
+        self.site = Site("cloud", self.data / "sites" / "cloud", make, Checkpoint, links)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from whimbrel.lab.sim.world import Dice, World
 SEEDS = 150
 PROMISES = {
     *("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong", "parked", "settled"),
-    "repeated otherwise",
+    *("repeated otherwise", "of one age"),
 }
 
 
@@ -69,6 +69,7 @@ ALWAYS = [
     "migrations forgotten",
     "gateway died",
     "instance died",
+    "parts forgotten",
     "outlet died",
     "coordinator died",
     "forwarder died",

@@ -1,4 +1,4 @@
-"""A stage in miniature around real queries: a router in front, logs between, a gate behind. Driven by hand."""
+"""A stage in miniature around real hosts: a router in front, logs between, a gate behind. Driven by hand."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import bin_of
 from whimbrel.core.operator import Emit, Operator, State
 from whimbrel.core.record import Closed, Notice, Record, Result
 from whimbrel.core.router import Command, Routed, Router, RouteTable
+from whimbrel.host.contract import InstanceSpec
+from whimbrel.host.threaded import ThreadedHost
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.carrier import outgoing
 from whimbrel.log.codec import encode, entry_schema
-from whimbrel.spark.query import InstanceSpec, StageQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("value", pa.int64()), ("word", pa.string())])
 
@@ -46,7 +49,7 @@ class Rig:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         folder: Path,
         *,
         instances: Sequence[str] = ("a",),
@@ -54,7 +57,8 @@ class Rig:
         schema: pa.Schema = SCHEMA,
         **spec: Any,
     ) -> None:
-        self.spark, self.folder, self.schema = spark, folder, schema
+        """`spark`: None for inline hosts."""
+        self._spark, self.folder, self.schema = spark, folder, schema
         self.spec = InstanceSpec("", "stage", operator or Running(), schema, **spec)
         self.inboxes = {name: EmbeddedLog(folder / f"inbox-{name}") for name in instances}
         self.outboxes = {name: EmbeddedLog(folder / f"outbox-{name}") for name in instances}
@@ -63,7 +67,19 @@ class Rig:
         self._seq = self._entry = -1
         # Names are unique, as a session runs no two queries of one name.
         self._suffix = f"-{folder.parent.name}-{folder.name}"
-        self.queries: dict[str, StageQuery] = {}
+        self.queries: dict[str, Any] = {}
+
+    @property
+    def spark(self) -> SparkSession:
+        assert self._spark is not None
+        return self._spark
+
+    def host(self, spec: InstanceSpec, **logs: Any) -> Any:
+        if self._spark is None:
+            return ThreadedHost(spec, **logs)
+        from whimbrel.spark.query import StageQuery
+
+        return StageQuery(self._spark, spec, **logs)
 
     def close(self) -> None:
         for query in self.queries.values():
@@ -72,8 +88,7 @@ class Rig:
     def start(self, *names: str, checkpoint: Path | None = None, **changes: Any) -> None:
         """Start instances, each from its checkpoint if it has one; `checkpoint`: one that lies elsewhere."""
         for name in names or self.inboxes:
-            self.queries[name] = StageQuery(
-                self.spark,
+            self.queries[name] = self.host(
                 replace(self.spec, name=name, **changes),
                 inbox=self.folder / f"inbox-{name}",
                 outbox=self.outboxes[name],

@@ -13,12 +13,12 @@ import pytest
 from whimbrel.core.errors import Refused
 from whimbrel.core.keys import EVERY_BIN
 from whimbrel.core.record import Kind, Record
+from whimbrel.host.events import event_type_of, placed
 from whimbrel.log import Entry, Lane
 from whimbrel.log.codec import encode, entry_schema
 from whimbrel.spark.bundle import bundle, unbundle
-from whimbrel.spark.events import event_type_of
 from whimbrel.spark.groups import group_ids
-from whimbrel.spark.source import placed, row_schema
+from whimbrel.spark.source import row_schema
 
 USER = pa.schema([("value", pa.int32())])
 

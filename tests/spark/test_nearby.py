@@ -12,6 +12,7 @@ import pytest
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt
 from whimbrel.core.record import Kind, Outgoing, Record
+from whimbrel.host.events import placed
 from whimbrel.log import Entry, Lane, MemoryLog
 from whimbrel.log.carrier import outgoing
 from whimbrel.log.codec import encode, entry_schema, messages
@@ -19,7 +20,7 @@ from whimbrel.spark.bundle import bundle, unbundle
 from whimbrel.spark.nearby import LARGE, NOWHERE, Nearby
 from whimbrel.spark.processor import MESSAGES, OUTGOING
 from whimbrel.spark.sink import Sink
-from whimbrel.spark.source import placed, row_schema
+from whimbrel.spark.source import row_schema
 
 BIG = b"x" * LARGE
 

@@ -15,11 +15,12 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.spark.rig import Running
 from whimbrel.core import wire
 from whimbrel.core.record import Kind, OutboxEntry
+from whimbrel.host.contract import InstanceSpec
 from whimbrel.log import EmbeddedLog, Lane, MemoryLog
 from whimbrel.log.carrier import number
 from whimbrel.log.readers import INSTANCE, Offset
 from whimbrel.spark.processor import MESSAGES, URGENT
-from whimbrel.spark.query import InstanceSpec, StageQuery
+from whimbrel.spark.query import StageQuery
 from whimbrel.spark.signals import Signals
 from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import TRIM_EVERY, InboxReader, Reading

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
-
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.waiting import until
 from whimbrel.core.operator import Emit
 from whimbrel.log import EmbeddedLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCHEMA = "key string, n long"
 
@@ -137,7 +138,7 @@ class Job:
 
 @contextmanager
 def running(
-    folder: Path, spark: SparkSession, ballast: int = 20_000, *, keep: bool = True, **options: Any
+    folder: Path, spark: SparkSession | None = None, ballast: int = 20_000, *, keep: bool = True, **options: Any
 ) -> Iterator[Job]:
     """Such an application, at two sites; all its keys have come."""
     ending: list[bool] = []

@@ -96,7 +96,7 @@ def test_two_become_one_again_and_nothing_of_the_other_is_left(job: Job) -> None
     assert job.app.scale("chain", instances=1, at="cloud", protocol="pause").wait(60).outcome == "done"
     until(lambda: set(shares(job)) == {"chain-1", "chain-2"}, "it has left")
     assert shares(job)["chain-1"] == ("cloud", 12)
-    assert "chain-3" not in job.app.sites["cloud"].queries
+    assert "chain-3" not in job.app.sites["cloud"].hosts
     assert "chain-3" not in job.app.control.stages["chain"].seen(), "whoever still looks for it finds nothing"
     again = job.app.scale("chain", instances=2, at="cloud").wait(60)
     assert again.outcome == "done"

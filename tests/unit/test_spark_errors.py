@@ -52,3 +52,15 @@ def test_everything_that_is_asked_of_a_query_goes_through_it() -> None:
     for ask in ("is_active", "exception", "progress", "state_commits", "batch_ms"):
         with pytest.raises(Retry, match="the JVM that Spark runs in is gone"):
             getattr(query, ask)
+
+
+@pytest.mark.parametrize("kind", ["Diverged", "Stale"])
+def test_an_error_that_a_new_start_would_repeat_is_found_in_what_spark_says(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    said = f"Traceback\nwhimbrel.core.errors.{kind}: batch 7 is another one\n at java"
+    query = StageQuery.__new__(StageQuery)
+    monkeypatch.setattr(StageQuery, "exception", StreamingQueryException(said))
+    assert query.contradiction == "batch 7 is another one"
+    monkeypatch.setattr(StageQuery, "exception", StreamingQueryException("the worker is gone"))
+    assert query.contradiction is None

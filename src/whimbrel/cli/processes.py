@@ -18,19 +18,22 @@ from whimbrel.deploy.life import Process, live
 from whimbrel.deploy.logformat import LogSettings
 from whimbrel.deploy.orchestrator import OrchestratorProcess, settled_in
 from whimbrel.deploy.up import REFUSED, supervise
+from whimbrel.host.contract import MICRO_BATCH
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS
 from whimbrel.roles.gateway import SAVE_EVERY
+from whimbrel.roles.site import check_stages
 from whimbrel.rpc.peers import DEAD, SUSPECT
 from whimbrel.rpc.tls import Tls, tls_of
-from whimbrel.spark.archive import is_wanted
-from whimbrel.spark.session import launch
 
 Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
 Sites = Annotated[str, typer.Option(help="The sites, separated by commas; all keys start at the first.")]
 Links = Annotated[str, typer.Option(help='The links between the sites, e.g. "delay=100ms,rate=20mbit".')]
-Trigger = Annotated[str, typer.Option(help="The minimum interval between micro-batches of a site.")]
+Trigger = Annotated[str, typer.Option(help="The minimum interval between batches of an instance.")]
+HostName = Annotated[
+    str, typer.Option("--host", help='What runs the instances: "micro-batch" (Spark), or "inline" (without a JVM).')
+]
 Keep = Annotated[bool, typer.Option("--keep", help="Never trim the ingress log.")]
 MaxBacklog = Annotated[int, typer.Option(help="The source waits while an inbox holds more records.")]
 Store = Annotated[str | None, typer.Option(help="Where states are saved: a directory, or s3://bucket/prefix.")]
@@ -65,6 +68,7 @@ def orchestrator(
     sites: Sites = "cloud,edge-1",
     links: Links = "ideal",
     trigger: Trigger = TRIGGER,
+    host: HostName = MICRO_BATCH,
     keep: Keep = False,
     max_backlog: MaxBacklog = 200_000,
     store: Store = None,
@@ -90,7 +94,7 @@ def orchestrator(
     """
     log = LogSettings("orchestrator", log_format, log_level)
     deployment = Deployment(
-        _names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve, durability
+        _names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve, durability, host
     )
     _live(
         lambda: OrchestratorProcess(
@@ -134,6 +138,7 @@ def site(
     name: Annotated[str, typer.Argument(help="One of the deployment's sites.")],
     job: Job,
     data: Data,
+    host: HostName = MICRO_BATCH,
     orchestrator: Url = None,
     certificate: Certificate = None,
     key: Key = None,
@@ -142,16 +147,19 @@ def site(
     log_level: LogLevel = "info",
     until_input_ends: Child = False,
 ) -> None:
-    """Run a site of a deployment: a SparkSession, and the instances that are to run there.
+    """Run a site of a deployment: the instances that are to run there.
 
     Example: whimbrel site edge-1 --job job.py --data DIR
     """
 
     def make() -> Process:
-        launch()  # the JVM starts while the site's modules are imported
+        if host == MICRO_BATCH:
+            from whimbrel.spark.session import launch
+
+            launch()  # the JVM starts while the site's modules are imported
         from whimbrel.deploy.site import SiteProcess
 
-        return SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca))
+        return SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca), host)
 
     _live(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
 
@@ -162,6 +170,7 @@ def up(
     sites: Sites = "cloud,edge-1",
     links: Links = "ideal",
     trigger: Trigger = TRIGGER,
+    host: HostName = MICRO_BATCH,
     keep: Keep = False,
     max_backlog: MaxBacklog = 200_000,
     store: Store = None,
@@ -188,7 +197,7 @@ def up(
     Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
     """
     tls = tls_of(certificate, key, ca)
-    load_job(job)
+    check_stages(load_job(job), host)
     LogSettings("up", log_format, log_level)  # an error in it is reported once, and not by every process
     shared = ["--job", job, "--data", str(data), "--until-input-ends"]
     shared += ["--log-format", log_format, "--log-level", log_level]
@@ -196,6 +205,7 @@ def up(
         tls.client()  # an error in the files is reported once, and not by every process
         shared += ["--certificate", str(tls.certificate), "--key", str(tls.key), "--ca", str(tls.ca)]
     settings = ["--sites", sites, "--links", links, "--trigger", trigger, "--max-backlog", str(max_backlog)]
+    settings += ["--host", host]
     settings += ["--reserve", str(reserve), "--save-every", str(save_every), "--durability", durability]
     settings += ["--accept-loss", accept_loss] if accept_loss else []
     settings += ["--suspect", str(suspect), "--dead", str(dead), "--port", str(port)]
@@ -203,10 +213,16 @@ def up(
     settings += [*(["--no-restore"] if no_restore else []), *(["--restore-to", restore_to] if restore_to else [])]
     me = [sys.executable, "-m", "whimbrel"]
     commands = {"orchestrator": [*me, "orchestrator", *shared, *settings], "gateway": [*me, "gateway", *shared]}
-    commands |= {f"site {name}": [*me, "site", name, *shared] for name in _names(sites)}
-    if is_wanted():
+    commands |= {f"site {name}": [*me, "site", name, *shared, "--host", host] for name in _names(sites)}
+    if host == MICRO_BATCH and _wants_archive():
         _report("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
     supervise(commands, _report, _finished(data, tls) if until_done else lambda: False)
+
+
+def _wants_archive() -> bool:
+    from whimbrel.spark.archive import is_wanted
+
+    return is_wanted()
 
 
 def _names(sites: str) -> list[str]:

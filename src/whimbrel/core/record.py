@@ -413,7 +413,7 @@ class Emissions(msgspec.Struct):
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True):
-    """In an outbox entry: the output of one part for a micro-batch, for gate, orchestrator and monitoring."""
+    """In an outbox entry: the output of one part for a batch, for gate, orchestrator and monitoring."""
 
     results: list[Result]
     notices: list[Notice]
@@ -423,8 +423,8 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An outbox entry: the output of an instance for a micro-batch, and the range of its inbox that the batch applied.
-    Large output is in several entries: the range is in the last one, and without it none of them counts.
+    """An outbox entry: the output of an instance for a batch, and the range of its inbox that the batch applied. Large
+    output is in several entries: the range is in the last one, and without it none of them counts.
 
     The ranges of consecutive entries are adjacent. An entry that begins before the end of the last one was written by a
     query with an older checkpoint than the instance's, and would take effect twice.

@@ -15,6 +15,7 @@ import msgspec
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.host.contract import MICRO_BATCH
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS
 from whimbrel.orchestrator.directory import check_directory
@@ -24,7 +25,7 @@ from whimbrel.roles.gateway import SAVE_EVERY
 
 SNAPSHOT = "deployment"
 TRIGGER = "500 milliseconds"
-"""The minimum interval between micro-batches of a site, unless configured: without one, sites on few cores only slow
+"""The minimum interval between batches of an instance, unless configured: without one, sites on few cores only slow
 each other down, and a site without records would poll all the time."""
 JOURNAL_TIMEOUT = 60.0
 """Seconds to wait for the orchestrator's first write to a new data directory."""
@@ -45,6 +46,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """Bytes that must be free on every disk for a role to accept input."""
     durability: str = PROCESS
     """What an acknowledgement survives (log/durability.py)."""
+    host: str = MICRO_BATCH
+    """What runs the instances (host/contract.py)."""
 
     def save(self, journal: Journal) -> None:
         """Write it to the journal, for the other processes."""

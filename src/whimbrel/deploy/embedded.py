@@ -1,4 +1,4 @@
-"""The embedded application: a pipeline on one machine, every site a set of queries in one SparkSession.
+"""The embedded application: a pipeline on one machine, every site a set of hosts in this process.
 
 `run` composes the three roles in one process (ADR 15) and recovers each from the data directory: a run that was killed
 continues where it stopped when it is started again with the same directory.
@@ -31,6 +31,7 @@ from whimbrel.deploy.ending import end_all
 from whimbrel.egress.outlet import Watch
 from whimbrel.gateway.clock import wall_us
 from whimbrel.gateway.dead_letters import DeadLetter
+from whimbrel.host.contract import INLINE, MICRO_BATCH
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import PROCESS, is_power
 from whimbrel.log.folder import Logs
@@ -42,16 +43,12 @@ from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJourn
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
-from whimbrel.roles.site import query_maker, site_disk, stage_of
+from whimbrel.roles.site import check_stages, engine_of, host_maker, site_disk, stage_of
 from whimbrel.site.links import Given, Links, SpoolFolder, links_of
 from whimbrel.site.site import Site
-from whimbrel.spark.session import session
 
 if TYPE_CHECKING:
     from whimbrel.api.server import ApiServer
-
-WARM_UPS = 3
-"""Batches that every site runs before the first record is ingested."""
 
 
 class App:
@@ -72,7 +69,8 @@ class App:
         trigger: str,
         max_backlog: int,
         watch: Watch,
-        spark: Any,
+        spark: Any = None,
+        host: str = MICRO_BATCH,
         links: Given = IDEAL,
         store: str | None = None,
         save_every: float = SAVE_EVERY,
@@ -106,13 +104,13 @@ class App:
             self._lock.close()
             raise
         self.first = self.gateway.first
-        self.spark = spark if spark is not None else session(pipeline.name)
-        self._owns_spark = spark is None
+        self.engine = engine_of(host, pipeline.name, spark)
         self.links = Links(sites, links, SpoolFolder(data / "logs", durable), self._site_of, logs.inbox)
         schemas = {name: flow.intake.schema for name, flow in self.gateway.flows.items()}
-        make = query_maker(pipeline, logs, self.spark, self.links, schemas, trigger, self._wake)
+        make = host_maker(pipeline, logs, self.engine, self.links, schemas, trigger, self._wake)
+        saved = self.engine.saved
         self.sites = {
-            name: Site(name, data / "sites" / name, make, self.links, site_disk(name, data, reserve), durable)
+            name: Site(name, data / "sites" / name, make, saved, self.links, site_disk(name, data, reserve), durable)
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
@@ -146,9 +144,8 @@ class App:
         for name, site in self.sites.items():
             for instance in self.control.instances_at(name):
                 self._start_instance(site, instance)
-        # Concurrently, and more than once: when two sites first run together, Spark starts more Python workers.
         with ThreadPoolExecutor(len(self.sites)) as pool:
-            for _ in range(WARM_UPS):
+            for _ in range(self.engine.warm_ups):
                 list(pool.map(Site.wait, self.sites.values()))
         for site in self.sites.values():
             site.open()
@@ -217,7 +214,7 @@ class App:
         yield self.control.orchestrator.stop
         for site in self.sites.values():
             yield site.close
-            for instance in list(site.queries):
+            for instance in list(site.hosts):
                 yield partial(site.stop, instance)
         yield self.links.stop
         yield from self.gateway.outlet_ends()
@@ -225,8 +222,7 @@ class App:
         yield self._places.close
         yield self.control.journal.close
         yield self._lock.close
-        if self._owns_spark:
-            yield self.spark.stop
+        yield self.engine.stop
         if self._temporary:
             yield partial(shutil.rmtree, self.data, ignore_errors=True)
 
@@ -245,7 +241,7 @@ class App:
     # ── Figures ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def batches(self) -> list[float]:
-        """The durations of the micro-batches of all instances, in milliseconds."""
+        """The durations of the batches of all instances, in milliseconds."""
         return [ms for site in self.sites.values() for ms in site.batches()]
 
     def dead_letters(self) -> list[DeadLetter]:
@@ -272,6 +268,7 @@ def run(
     max_backlog: int = 200_000,
     watch: Watch = lambda results, now_us: None,
     spark: Any = None,
+    host: str = MICRO_BATCH,
     links: Given = IDEAL,
     store: str | Path | None = None,
     save_every: float = SAVE_EVERY,
@@ -283,7 +280,8 @@ def run(
 
     Use it as a context manager: leaving the block waits until the source has ended and everything is delivered, then
     stops. `data`: the directory from which a killed run can continue; a temporary one if not given. `trigger`: the
-    minimum interval between micro-batches of a site. `keep`: never trim the ingress log. `spark`: your own
+    minimum interval between batches of an instance. `keep`: never trim the ingress log. `host`: what runs the
+    instances, "micro-batch" (Spark), or "inline" (threads of this process: no JVM, and no `prepare`). `spark`: your own
     SparkSession. `links`: the network between the sites, e.g. "delay=100ms,rate=20mbit", one for all or by pairs of
     sites. `store`: a directory or `s3://bucket/prefix`, where increments are saved every `save_every` seconds.
     `reserve`: while fewer bytes are free on a disk, the roles that write to it accept no input. `durability`:
@@ -297,6 +295,9 @@ def run(
     for site in sites:
         check_name("site", site)
     links_of(sites, links)
+    check_stages(pipeline, host)
+    if host == INLINE and spark is not None:
+        raise Refused(f"host={INLINE!r} runs without Spark: leave out spark=, or use host={MICRO_BATCH!r}")
     folder = Path(tempfile.mkdtemp(prefix="whimbrel-")) if data is None else Path(data)
     try:
         app = App(
@@ -309,6 +310,7 @@ def run(
             max_backlog=max_backlog,
             watch=watch,
             spark=spark,
+            host=host,
             links=links,
             store=None if store is None else str(store),
             save_every=save_every,

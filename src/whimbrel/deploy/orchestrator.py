@@ -33,6 +33,7 @@ from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat,
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import store_at
+from whimbrel.roles.site import check_stages
 from whimbrel.rpc.access import Credential, credential
 from whimbrel.rpc.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
 from whimbrel.rpc.remote import bare, offer, remote
@@ -210,6 +211,7 @@ class OrchestratorProcess:
         links_of(sites, deployment.links)
         store_at(deployment.store, deployment.save_every)
         is_power(deployment.durability)
+        check_stages(pipeline, deployment.host)
         self._lock = lock_role(data, "orchestrator")
         self.data, self.journal = data, Journal(data / JOURNAL)
         claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)

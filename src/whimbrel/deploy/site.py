@@ -1,4 +1,4 @@
-"""A site as a process: its own SparkSession, the queries that run there, the links that begin there.
+"""A site as a process: the hosts of the instances that run there, the links that begin there.
 
 It starts without instances: the orchestrator, when it receives the first heartbeat, starts those that are to run here.
 """
@@ -9,34 +9,46 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from whimbrel.core.errors import Retry, UnknownName
+from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.names import site_role
 from whimbrel.deploy.deployment import agreed
 from whimbrel.deploy.ending import end_all
 from whimbrel.deploy.life import Heart, new_life, orchestrator_at
+from whimbrel.host.contract import MICRO_BATCH, check_host
 from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.ports import SiteBeat, SitePort
 from whimbrel.pipeline import Pipeline
-from whimbrel.roles.site import query_maker, site_disk
+from whimbrel.roles.site import engine_of, host_maker, site_disk
 from whimbrel.rpc.access import credential
 from whimbrel.rpc.remote import bare, offer
 from whimbrel.rpc.server import Server
 from whimbrel.rpc.tls import Tls
 from whimbrel.site.links import Links, SpoolFolder
 from whimbrel.site.site import Site
-from whimbrel.spark.session import session
 
 
 class SiteProcess:
     """`whimbrel site NAME`."""
 
     def __init__(
-        self, name: str, pipeline: Pipeline, data: Path, orchestrator: str | None = None, tls: Tls | None = None
+        self,
+        name: str,
+        pipeline: Pipeline,
+        data: Path,
+        orchestrator: str | None = None,
+        tls: Tls | None = None,
+        host: str = MICRO_BATCH,
     ) -> None:
+        """`host` must be the deployment's: it decides what a process loads before it can ask."""
         deployment = agreed(data, pipeline)
+        if check_host(host) != deployment.host:
+            raise Refused(
+                f"the deployment at {data} runs its instances on the host {deployment.host!r}, not {host!r}: "
+                f"start this site with --host {deployment.host}"
+            )
         if name not in deployment.sites:
             raise UnknownName("site", name, deployment.sites)
         self._lock = lock_role(data, f"site-{name}")
@@ -46,12 +58,12 @@ class SiteProcess:
         self.logs = Logs(data / "logs", durable)
         spools = SpoolFolder(data / "logs", durable)
         self.links = Links(deployment.sites, deployment.links, spools, self._site_of, self.logs.inbox, [name])
-        self.spark = session(f"{pipeline.name}-{name}")
+        self.engine = engine_of(host, f"{pipeline.name}-{name}")
         source = pipeline.make_source()
         schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
-        make = query_maker(pipeline, self.logs, self.spark, self.links, schemas, deployment.trigger)
-        disk = site_disk(name, data, deployment.reserve)
-        self.site = Site(name, make_folder(data / "sites") / name, make, self.links, disk, durable)
+        make = host_maker(pipeline, self.logs, self.engine, self.links, schemas, deployment.trigger)
+        disk, folder = site_disk(name, data, deployment.reserve), make_folder(data / "sites") / name
+        self.site = Site(name, folder, make, self.engine.saved, self.links, disk, durable)
         api = bare(f"whimbrel site {name}")
         offer(api, SitePort, self.site, secret)
         self.server = Server.between(api, tls)
@@ -66,13 +78,11 @@ class SiteProcess:
 
     def _site_of(self, instance: str) -> str:
         # An instance that runs here is here, though the orchestrator may not have sent its placement yet.
-        return self.site.name if instance in self.site.queries else self.site.places.get(instance, self.site.name)
+        return self.site.name if instance in self.site.hosts else self.site.places.get(instance, self.site.name)
 
     def _beat(self) -> None:
-        context = self.spark.sparkContext._jsc
-        if context is None or context.sc().isStopped():
-            raise RuntimeError("Spark has stopped")
         try:
+            self.engine.check()
             status = self.site.status()
         except Retry as error:
             raise RuntimeError("the status of the site cannot be determined") from error
@@ -91,9 +101,9 @@ class SiteProcess:
         yield self._heart.stop
         yield self.server.stop
         yield self.site.close
-        for instance in list(self.site.queries):
+        for instance in list(self.site.hosts):
             yield partial(self.site.stop, instance)
         yield self.links.stop
-        yield self.spark.stop
+        yield self.engine.stop
         yield self.logs.close
         yield self._lock.close

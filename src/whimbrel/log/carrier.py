@@ -1,4 +1,4 @@
-"""The carrier: writes the output of an instance's micro-batch to the logs. It appends, in this order:
+"""The carrier: writes the output of an instance's batch to the logs. It appends, in this order:
 
     1. messages  to the control lane of each destination's inbox
     2. outbox    the results and notices of all parts, the range of the inbox that the batch applied, and for each
@@ -7,8 +7,8 @@
 Both are one entry, or several if it would have more than `MOST_BYTES` bytes (log/contract.py, rule 3: an entry is
 atomic, so a log must hold it in memory).
 
-Spark replays a batch whose commit is not proven, under the same batch id. So an entry's counter is made of the batch
-id and a place; a log accepts each counter of a writer once, and compares a replay with it:
+A host repeats a batch whose commit is not proven, under the same number. So an entry's counter is made of that number
+and a place; a log accepts each counter of a writer once, and compares a replay with it:
 
     messages     the place of the entry's last message in the batch: however the batch was cut, the counter tells at
                  which message to continue (site/forwarder.py)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from whimbrel.log.contract import Lane, Log
 
 Offset = dict[str, int]
-"""A position in each lane of an inbox, by the lane names in Spark's checkpoint."""
+"""A position in each lane of an inbox, by the lane names in checkpoints."""
 LANES = {"data": Lane.DATA, "control": Lane.CONTROL}
 
 INSTANCE = "instance"
 """The one reader of an inbox. Below its position everything is applied, and the output of it is written. The name is
-the same in every incarnation of the instance, at any site: each start resets the position (spark/query.py)."""
+the same in every incarnation of the instance, at any site: each start resets the position (host/starting.py)."""
 
 
 def is_drained(inbox: Log) -> bool:

@@ -12,7 +12,7 @@ dropped as duplicates. So the positions that each one records of the others must
                                the next stage has the results handed on until then, and no more
     outbox                     each inbox, spool and store spool has the messages sent until its last entry
 
-Spark's checkpoint is checked at the site (spark/checkpoint.py).
+The checkpoint of an instance is checked at the site (host/starting.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The construction of a site's queries."""
+"""The construction of a site's hosts."""
 
 from __future__ import annotations
 
@@ -12,28 +12,45 @@ import pyarrow as pa
 
 from whimbrel.core.errors import UnknownName
 from whimbrel.core.increments import STORE
+from whimbrel.host.contract import INLINE, Engine, Host, InstanceSpec, check_host
+from whimbrel.host.threaded import InlineEngine, check_stage
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
 from whimbrel.pipeline import Pipeline
 from whimbrel.site.links import Links
 from whimbrel.site.site import Make
-from whimbrel.spark.query import InstanceSpec, StageQuery
 
 
-def query_maker(
+def engine_of(host: str, name: str, spark: Any = None) -> Engine:
+    """The engine of a kind of host. `name`: of the SparkSession, if it starts one; `spark`: the user's own."""
+    if check_host(host) == INLINE:
+        return InlineEngine()
+    from whimbrel.spark.engine import SparkEngine  # an inline host loads no Spark
+
+    return SparkEngine(name, spark)
+
+
+def check_stages(pipeline: Pipeline, host: str) -> None:
+    """Raise `UnknownName` if there is no such host, and `Refused` if it cannot run a stage of the pipeline."""
+    if check_host(host) == INLINE:
+        for stage in pipeline.stages:
+            check_stage(stage.name, stage.prepare)
+
+
+def host_maker(
     pipeline: Pipeline,
     logs: Logs,
-    spark: Any,
+    engine: Engine,
     links: Links,
     schemas: Mapping[str, pa.Schema],
     trigger: str,
     appended: Callable[[str], None] = lambda stage: None,
 ) -> Make:
-    """A function that makes the query of an instance. `schemas`: by stage, of its input. `appended` is called with the
+    """A function that makes the host of an instance. `schemas`: by stage, of its input. `appended` is called with the
     stage in which an outbox has a new entry."""
     stages = {stage.name: stage for stage in pipeline.stages}
 
-    def make(instance: str, checkpoint: Path) -> StageQuery:
+    def make(instance: str, checkpoint: Path) -> Host:
         name = stage_of(instance)
         if name not in stages:
             raise UnknownName("instance", instance, [])
@@ -48,8 +65,7 @@ def query_maker(
             partitions=stage.partitions,
             trigger=trigger,
         )
-        return StageQuery(
-            spark,
+        return engine.host(
             spec,
             inbox=logs.path(f"inbox-{instance}"),
             outbox=logs.outbox(instance),
@@ -63,7 +79,7 @@ def query_maker(
 
 
 def site_disk(name: str, data: Path, reserve: int) -> Disk:
-    """The disk that a site writes to: its checkpoints, the logs, and Spark's shuffle files."""
+    """The disk that a site writes to: its checkpoints, the logs, and temporary files of its hosts."""
     return Disk(name, [data / "sites" / name, data / "logs", Path(tempfile.gettempdir())], reserve)
 
 

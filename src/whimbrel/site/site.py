@@ -1,22 +1,23 @@
-"""A site: one place with Spark. It starts, stops and takes over instances; their checkpoints are in the site's folder.
+"""A site: a place that runs instances. It starts, stops and takes over their hosts, and keeps their checkpoints.
 
     <folder>/<instance>/      the checkpoint of an instance that runs, or ran, here
 
-The orchestrator decides what runs where; the site carries it out. But the site itself restarts a query that dies here:
-that needs no decision, and must not wait for another process. It reports a query that keeps dying, and retries it with
-growing pauses. While its disk is full the site pauses: no query begins a batch, and one that the full disk has ended is
+The orchestrator decides what runs where; the site carries it out. But the site itself restarts a host that dies here:
+that needs no decision, and must not wait for another process. It reports a host that keeps dying, and retries it with
+growing pauses. While its disk is full the site pauses: no host begins a batch, and one that the full disk has ended is
 retried until there is space.
 
-An instance whose checkpoint does not match its logs (spark/checkpoint.py), or whose replayed batch has another output
-than the first time, is not restarted: that would lose or duplicate records. The site reports it as stale until it is
-ordered to start anew, or its keys are restored elsewhere.
+An instance whose checkpoint does not match its logs (host/starting.py), or whose repeated batch has another output than
+the first time, is not restarted: that would lose or duplicate records. The site reports it as stale until it is ordered
+to start anew, or its keys are restored elsewhere.
+
+The site does not know what kind of host it runs (host/contract.py).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import threading
 import time
@@ -26,7 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from whimbrel.core.errors import Diverged, Full, Refused, Retry, Stale, Stop, Unavailable, Unstarted
+from whimbrel.core.errors import Full, Overloaded, Refused, Retry, Stale, Stop, Unavailable, Unstarted
+from whimbrel.host.contract import Host, Saved
 from whimbrel.log.backoff import Backoff
 from whimbrel.log.disk import SIGNS, Disk, is_full
 from whimbrel.log.durability import sync, sync_tree
@@ -34,29 +36,25 @@ from whimbrel.log.kept import kept
 from whimbrel.log.private import below
 from whimbrel.site.links import Links
 from whimbrel.site.status import InstanceStatus, SiteStatus, described
-from whimbrel.spark.checkpoint import Checkpoint
-from whimbrel.spark.query import StageQuery
 
-Make = Callable[[str, Path], StageQuery]
-"""Creates the query of an instance with a checkpoint."""
+Make = Callable[[str, Path], Host]
+"""Creates the host of an instance with a checkpoint."""
 
 LOGGER = logging.getLogger("whimbrel.site")
 PERIOD = 0.2
 RESTARTS = 3
 WINDOW = 300.0
-"""An instance whose query dies more than `RESTARTS` times in `WINDOW` seconds is reported, and retried less often."""
+"""An instance whose host dies more than `RESTARTS` times in `WINDOW` seconds is reported, and retried less often."""
 LONGEST = 4.0
 """Maximum seconds until it is retried."""
 AT_START = 3
 """Tries of a start that fails as is typical of an overloaded machine."""
-OVERLOADED = ("failed to connect back", "exited unexpectedly")
-"""Parts of Spark's messages about a Python worker in that case."""
 COPIED = "copied.json"
 """A file in a checkpoint that was copied here: the last batch planned before the copy."""
 PAST = 10_000
-"""Maximum number of batch times of ended queries that are stored."""
+"""Maximum number of batch times of ended hosts that are stored."""
 CALM = 60.0
-"""Seconds after which a query restarted on a disk with space counts as recovered, even if it had no batch to run."""
+"""Seconds after which a host restarted on a disk with space counts as recovered, even if it had no batch to run."""
 
 
 @dataclass
@@ -73,15 +71,23 @@ class Site:
     """One site."""
 
     def __init__(
-        self, name: str, folder: Path, make: Make, links: Links, disk: Disk | None = None, durable: bool = False
+        self,
+        name: str,
+        folder: Path,
+        make: Make,
+        saved: Callable[[Path], Saved],
+        links: Links,
+        disk: Disk | None = None,
+        durable: bool = False,
     ) -> None:
-        """`durable`: copied checkpoints survive a power failure."""
-        self.name, self.folder, self._make, self.links, self._durable = name, folder, make, links, durable
+        """`saved` reads the checkpoint in a folder. `durable`: copied checkpoints survive a power failure."""
+        self.name, self.folder, self._make, self._saved = name, folder, make, saved
+        self.links, self._durable = links, durable
         self._disk = disk or Disk(name, [folder])
         self._low: str | None = None
-        """Why no query may begin a batch at the moment, if the disk is full."""
+        """Why no host may begin a batch at the moment, if the disk is full."""
         self._tries: dict[str, Tries] = {}
-        self.queries: dict[str, StageQuery] = {}
+        self.hosts: dict[str, Host] = {}
         self.places: Mapping[str, str] = {}
         """By instance: the site where it runs, as last sent by the orchestrator."""
         self.error: Exception | None = None
@@ -98,11 +104,11 @@ class Site:
         self._watch = threading.Thread(target=self._watch_all, name=f"site-{name}", daemon=True)
 
     def open(self) -> None:
-        """Start the thread that restarts dead queries."""
+        """Start the thread that restarts dead hosts."""
         self._watch.start()
 
     def close(self) -> None:
-        """Stop restarting queries."""
+        """Stop restarting hosts."""
         self._closing.set()
         if self._watch.is_alive():
             self._watch.join()
@@ -123,7 +129,7 @@ class Site:
         begun = self._begun(instance)
         try:
             with self._changing:
-                if instance in self.queries and self.queries[instance].is_active:
+                if instance in self.hosts and self.hosts[instance].is_active:
                     return
                 for noted in (self._failed, self._stale, self._deaths, self._tries):
                     noted.pop(instance, None)
@@ -147,34 +153,34 @@ class Site:
         if low is not None:
             raise Full(low)
         self.links.look(instance)
-        if instance in self.queries:  # a dead one: its last write to the checkpoint must not follow the new one's
-            self.queries[instance].stop()
-        query = self._make(instance, self.checkpoint(instance))
+        if instance in self.hosts:  # a dead one: its last write to the checkpoint must not follow the new one's
+            self.hosts[instance].stop()
+        host = self._make(instance, self.checkpoint(instance))
         if anew:
-            query.renew()
-        query.start()
-        self.queries[instance] = query
+            host.renew()
+        host.start()
+        self.hosts[instance] = host
 
     def wait(self) -> None:
         """Wait until everything that was started here serves."""
-        for instance in list(self.queries):
+        for instance in list(self.hosts):
             self._await(instance)
 
     def _await(self, instance: str) -> None:
         for left in reversed(range(AT_START)):
             try:
-                self.queries[instance].wait()
+                self.hosts[instance].wait()
                 return
             except Unavailable as error:
                 self.stop(instance)
-                if not left or self._closing.is_set() or not any(sign in str(error) for sign in OVERLOADED):
+                if not left or self._closing.is_set() or not isinstance(error, Overloaded):
                     raise
                 with self._changing:
                     self._run(instance)
 
     def _batches_begun(self, instance: str) -> int:
-        """The number of the last batch that Spark has planned from the checkpoint here."""
-        return Checkpoint(self.checkpoint(instance)).planned
+        """The number of the last batch that was begun from the checkpoint here."""
+        return self._saved(self.checkpoint(instance)).planned
 
     def _begun(self, instance: str) -> int:
         """The last batch that was planned before the instance came here, or before now if it was not copied."""
@@ -187,12 +193,12 @@ class Site:
     def stop(self, instance: str) -> None:
         """Stop an instance and wait for its end. Does nothing if it does not run."""
         with self._changing:
-            query = self.queries.pop(instance, None)
+            host = self.hosts.pop(instance, None)
             for noted in (self._failed, self._stale, self._tries, self._logged):
                 noted.pop(instance, None)
-        if query is not None:
-            query.stop()
-            self._past += query.progress
+        if host is not None:
+            host.stop()
+            self._past += host.progress
 
     def take(self, instance: str, origin: str) -> int:
         """Copy the checkpoint of a stopped instance from another site; return its size. May be repeated."""
@@ -210,8 +216,8 @@ class Site:
         for leftover in (whole, here):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            shutil.copytree(there, whole, ignore=Checkpoint(there).needless)
-            batch = Checkpoint(whole).planned
+            shutil.copytree(there, whole, ignore=self._saved(there).needless)
+            batch = self._saved(whole).planned
             (whole / COPIED).write_text(json.dumps({"batch": batch}), encoding="utf-8")
             if self._durable:
                 sync_tree(whole)
@@ -251,35 +257,35 @@ class Site:
         while not self._closing.wait(PERIOD):
             try:
                 self._look_at_disk()
-                for instance in list(self.queries):
+                for instance in list(self.hosts):
                     self._check(instance)
             except Exception as error:  # any error is reported, and the watch continues
                 self.error = kept(LOGGER, f"the watch of site {self.name}", error, self.error)
 
     def _look_at_disk(self) -> None:
-        """Hold all queries before their next batch while there is too little space; then release them."""
+        """Hold all hosts before their next batch while there is too little space; then release them."""
         low = self._disk.full
         with self._changing:
-            for query in self.queries.values() if (low is None) != (self._low is None) else ():
-                query.hold(low is not None)
+            for host in self.hosts.values() if (low is None) != (self._low is None) else ():
+                host.hold(low is not None)
             self._low = low
 
     def _check(self, instance: str) -> None:
-        """Restart a query that died, from its checkpoint; report one that keeps dying, and retry it after a pause; do
+        """Restart a host that died, from its checkpoint; report one that keeps dying, and retry it after a pause; do
         not restart one whose checkpoint does not match its logs."""
         with self._changing:
-            query = self.queries.get(instance)
-            if query is None or instance in self._awaited or instance in self._stale:
+            host = self.hosts.get(instance)
+            if host is None or instance in self._awaited or instance in self._stale:
                 return
-            if query.is_active or query.exception is None:
-                self._forgive(instance, query)
+            if host.is_active or host.exception is None:
+                self._forgive(instance, host)
                 return
-            contradiction = _contradiction(query.exception)
+            contradiction = host.contradiction
             if contradiction is not None:
                 self._set_stale(instance, Stale(contradiction))
                 return
-            if instance in self._tries or is_full(query.exception):
-                self._try_again(instance, query.exception)
+            if instance in self._tries or is_full(host.exception):
+                self._try_again(instance, host.exception)
                 return
             if self._low is not None:
                 return
@@ -288,24 +294,24 @@ class Site:
             self._deaths[instance] = [*deaths, now]
             if len(deaths) < RESTARTS:
                 LOGGER.warning(
-                    "the query of %s at %s has died and is restarted: %s",
+                    "the host of %s at %s has died and is restarted: %s",
                     instance,
                     self.name,
-                    described(query.exception),
-                    exc_info=query.exception,
+                    described(host.exception),
+                    exc_info=host.exception,
                 )
                 with suppress(Full):  # since this moment: it is retried later
                     self._run(instance)
             else:
-                self._failed[instance] = f"{instance} at {self.name} keeps failing: {described(query.exception)}"
-                self._try_again(instance, query.exception)
+                self._failed[instance] = f"{instance} at {self.name} keeps failing: {described(host.exception)}"
+                self._try_again(instance, host.exception)
 
     def _try_again(self, instance: str, error: Exception) -> None:
-        """Restart a query after a pause, without a limit: the disk may have space then, or the load may be lower."""
+        """Restart a host after a pause, without a limit: the disk may have space then, or the load may be lower."""
         now = time.monotonic()
         tries = self._tries.get(instance)
         if tries is None:
-            backoff = Backoff(f"the query of {instance} at {self.name}", LOGGER, most=LONGEST)
+            backoff = Backoff(f"the host of {instance} at {self.name}", LOGGER, most=LONGEST)
             tries = self._tries[instance] = Tries(backoff, _gist(error))
         if tries.runs:
             tries.runs = False
@@ -327,10 +333,10 @@ class Site:
         )
         self._stale[instance] = str(error)
 
-    def _forgive(self, instance: str, query: StageQuery) -> None:
-        """Reset the back-off of a query that has recovered: its next failure is the first one again."""
+    def _forgive(self, instance: str, host: Host) -> None:
+        """Reset the back-off of a host that has recovered: its next failure is the first one again."""
         tries = self._tries.get(instance)
-        if tries is not None and (query.progress or time.monotonic() - tries.begun > CALM):
+        if tries is not None and (host.progress or time.monotonic() - tries.begun > CALM):
             tries.backoff.succeeded()
             del self._tries[instance]
             self._failed.pop(instance, None)
@@ -347,7 +353,7 @@ class Site:
     def status(self) -> SiteStatus:
         """The status of the site."""
         return SiteStatus(
-            instances={name: _status(query) for name, query in list(self.queries.items())},
+            instances={name: _status(host) for name, host in list(self.hosts.items())},
             links=self.links.status(self.name),
             failed=self.failed(),
             stale=self.stale,
@@ -360,8 +366,8 @@ class Site:
         return [tries.why for name, tries in list(self._tries.items()) if name not in self._failed]
 
     def batches(self) -> list[float]:
-        """The durations of the micro-batches here, in milliseconds, as far as Spark retains them."""
-        return [*self._past, *(ms for query in list(self.queries.values()) for ms in query.progress)]
+        """The durations of the batches here, in milliseconds, as far as the hosts retain them."""
+        return [*self._past, *(ms for host in list(self.hosts.values()) for ms in host.progress)]
 
 
 def _gist(error: Exception) -> str:
@@ -370,18 +376,12 @@ def _gist(error: Exception) -> str:
     return min(lines, key=len, default=type(error).__name__)[:200]
 
 
-def _contradiction(error: Exception) -> str | None:
-    """The error of a query, if a restart would only repeat it: its checkpoint does not match its logs."""
-    found = re.search(rf"errors\.(?:{Diverged.__name__}|{Stale.__name__}): (.+)", str(error))
-    return found[1] if found else None
-
-
-def _status(query: StageQuery) -> InstanceStatus:
+def _status(host: Host) -> InstanceStatus:
     return InstanceStatus(
-        running=query.is_active,
-        batch_ms=query.batch_ms,
-        trigger_ms=query.trigger_ms,
-        backlog=query.backlog,
-        max_records=query.spec.max_records,
-        error=described(query.exception),
+        running=host.is_active,
+        batch_ms=host.batch_ms,
+        trigger_ms=host.spec.trigger_ms,
+        backlog=host.backlog,
+        max_records=host.spec.max_records,
+        error=described(host.exception),
     )

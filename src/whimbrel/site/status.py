@@ -10,18 +10,18 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
     running: bool
     batch_ms: float
-    """The median duration of its recent micro-batches."""
+    """The median duration of its recent batches, as its host reports it."""
     trigger_ms: float
-    """The minimum time between the starts of two micro-batches."""
+    """The minimum time between the starts of two batches."""
     backlog: int
     """Records waiting in its inbox."""
     max_records: int
-    """The maximum number of records per micro-batch."""
+    """The maximum number of records per batch."""
     error: str | None = None
 
     @property
     def period_ms(self) -> float:
-        """The approximate time from one micro-batch to the next: its duration, or the trigger interval if longer."""
+        """The approximate time from one batch to the next: its duration, or the trigger interval if longer."""
         return max(self.batch_ms, self.trigger_ms)
 
 

@@ -14,9 +14,6 @@ its row has the file's name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import repeat, starmap
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.record import Kind, Record
-from whimbrel.log.codec import META_NAMES
-from whimbrel.spark.events import OWN_NAMES, PLACE, event_type_of, values
+from whimbrel.core.record import Record
+from whimbrel.host.events import PLACE, records_of
 from whimbrel.spark.groups import group_ids
 from whimbrel.spark.nearby import NOWHERE, Nearby
 
@@ -70,7 +66,7 @@ def unbundle(bundles: Iterable[tuple[int, bytes]]) -> tuple[list[Record], type[m
         # The sort is stable: rows that `prepare` made of one record share its place and keep their order.
         table = pa.concat_tables(tables)
         table = table.take(pc.sort_indices(table, [(field.name, "ascending") for field in PLACE]))
-    return _records(table.combine_chunks())
+    return records_of(table.combine_chunks())
 
 
 def bundle_batches(
@@ -93,20 +89,3 @@ def _write(table: pa.Table) -> bytes:
 def _read(blob: bytes) -> pa.Table:
     with pa.ipc.open_stream(blob) as reader:
         return reader.read_all()
-
-
-def _records(table: pa.Table) -> tuple[list[Record], type[msgspec.Struct]]:
-    event_type = event_type_of(table.schema)
-    own = {name: table.column(name) for name in OWN_NAMES}
-    kinds = values(own["_kind"])
-    users = [values(table.column(name)) for name in event_type.__struct_fields__]
-    events: Iterable[Any] = starmap(event_type, zip(*users, strict=True)) if users else repeat(event_type(), len(kinds))
-    bodies: Iterable[Any] = events
-    if any(kinds):
-        messages = values(own["_body"])
-        triples = zip(kinds, events, messages, strict=True)
-        bodies = [event if kind == Kind.DATA else message for kind, event, message in triples]
-    meta = [values(own[name]) for name in META_NAMES[1:-1]]
-    rows = zip(values(own["_offset"]), kinds, *meta, bodies, strict=True)
-    # What `Record._make` does, without a Python call per record.
-    return list(map(partial(tuple.__new__, Record), rows)), event_type

@@ -1,15 +1,11 @@
-"""Spark's checkpoint of an instance: reads it without Spark, and checks that it matches its logs.
+"""Spark's checkpoint of an instance: reads it without Spark, for a start (host/starting.py) and for a copy.
 
-    <checkpoint>/metadata          the query's id, created at its first start; a copy has the same id
-    <checkpoint>/offsets/<batch>   the end of a batch in its inbox; written when the batch is planned
-    <checkpoint>/commits/<batch>   the batch is done
-    <checkpoint>/state/<operator>/_metadata/v2/<batch>    the paths of the files that describe the state's columns
-    <checkpoint>/state/<operator>/<part>/<n>.zip          a full snapshot of the state before batch n
-    <checkpoint>/state/<operator>/<part>/<n>.changelog    the changes of batch n - 1
-
-An instance resumes from here, so the checkpoint must be of the same age as the logs that its batches are written to.
-After a power failure, with a restored backup or with an empty volume it is not; and Spark, which does not know these
-logs, would start from nothing, or plan the same batches again over other records. `check` detects that before a start.
+<checkpoint>/metadata          the query's id, created at its first start; a copy has the same id
+<checkpoint>/offsets/<batch>   the end of a batch in its inbox; written when the batch is planned
+<checkpoint>/commits/<batch>   the batch is done
+<checkpoint>/state/<operator>/_metadata/v2/<batch>    the paths of the files that describe the state's columns
+<checkpoint>/state/<operator>/<part>/<n>.zip          a full snapshot of the state before batch n
+<checkpoint>/state/<operator>/<part>/<n>.changelog    the changes of batch n - 1
 """
 
 from __future__ import annotations
@@ -21,13 +17,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from whimbrel.core.errors import Corrupt, Stale
-from whimbrel.log import Log
-from whimbrel.log.carrier import last_entry
-from whimbrel.log.codec import ROWS
+from whimbrel.core.errors import Corrupt
 from whimbrel.log.durability import sync
 from whimbrel.log.private import replace_text
-from whimbrel.log.readers import LANES, Offset
+from whimbrel.log.readers import Offset
 
 STATE = re.compile(r"(\d+)\.(zip|changelog)")
 """Files with full snapshots, and with the changes of a batch."""
@@ -121,56 +114,3 @@ class Checkpoint:
         with suppress(FileNotFoundError):
             sync(commits / str(self.committed))
             sync(commits)
-
-    def check(self, instance: str, inbox: Log, outbox: Log) -> None:
-        """Raise `Stale` unless checkpoint, inbox and outbox of an instance are of the same age."""
-        last, planned, id = last_entry(outbox), self.planned, self.id
-        reached = last.end
-        if planned < 0 or id is None:
-            if last.renewed:
-                return
-            # If no batch wrote an outbox entry, and the inbox was not trimmed, it can be replayed from its start.
-            if outbox.tail() or any(inbox.head(lane) for lane in LANES.values()):
-                raise Stale(
-                    f"the checkpoint of {instance} is gone: {self.folder} has none, but the instance has run: its "
-                    f"outbox has {outbox.tail()} entries, up to {reached or 'an unknown position'} of its inbox. "
-                    + _way_out(instance)
-                )
-            return
-        counter = outbox.counter(f"{instance}@{id}")
-        begun, spoken = counter // ROWS, (counter + 1) // ROWS - 1  # the last batch, and the last that is whole
-        if begun > planned:
-            raise Stale(
-                f"the checkpoint of {instance} at {self.folder} is old: it knows batches up to {planned}, the outbox "
-                f"has batch {begun} of it. " + _way_out(instance)
-            )
-        if spoken < self.committed:
-            raise Stale(
-                f"the outbox of {instance} lacks its last entries: its checkpoint at {self.folder} has done batch "
-                f"{self.committed}, the outbox ends with batch {spoken}. " + _way_out(instance)
-            )
-        end, done = self.end(planned), self.end(self.committed)
-        for name, lane in LANES.items():
-            if end.get(name, 0) > inbox.tail(lane):
-                raise Stale(
-                    f"the inbox of {instance} lacks its last entries: its checkpoint at {self.folder} has read up to "
-                    f"{name} position {end[name]}, the log ends at {inbox.tail(lane)}. " + _way_out(instance)
-                )
-            if done and done[name] < inbox.head(lane):
-                raise Stale(
-                    f"the checkpoint of {instance} at {self.folder} is old: it has read up to {name} position "
-                    f"{done[name]}, later entries were applied and trimmed, up to {inbox.head(lane)}. "
-                    + _way_out(instance)
-                )
-            if end.get(name, 0) < reached.get(name, 0):
-                raise Stale(
-                    f"the checkpoint of {instance} at {self.folder} is old: it has read up to {name} position "
-                    f"{end.get(name, 0)}, the outbox has results up to {reached[name]}. " + _way_out(instance)
-                )
-
-
-def _way_out(instance: str) -> str:
-    return (
-        "Put the right folder back; or restore its keys from the central store (protocol='restore'); or continue "
-        f"without the state of its keys: accept_loss=[{instance!r}], whimbrel up --accept-loss {instance}"
-    )

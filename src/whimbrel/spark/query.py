@@ -1,4 +1,4 @@
-"""One instance's streaming query: inbox → prepare → groups → sink. Starts, monitors and stops it.
+"""The micro-batch host: one instance as a streaming query, inbox → prepare → groups → sink. Starts, watches, stops it.
 
     source ──────────────────────────────▶ bundles ─▶ shuffle by group ─▶ GroupProcessor ─▶ Sink      (no prepare)
     source ─▶ data rows ─▶ prepare ─┐
@@ -10,6 +10,7 @@ arguments.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import threading
@@ -17,12 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
-import pandas as pd
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
@@ -30,19 +29,16 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from whimbrel.core import wire
-from whimbrel.core.errors import Conflict, Full, Refused, Unavailable, WhimbrelError
-from whimbrel.core.keys import EVERY_BIN
-from whimbrel.core.operator import Operator, takes_context
-from whimbrel.core.record import Kind, OutboxEntry
-from whimbrel.log import Appendable, Lane, Log
-from whimbrel.log.carrier import last_entry
-from whimbrel.log.codec import encode_messages
+from whimbrel.core.errors import Conflict, Diverged, Full, Refused, Stale, Unavailable, WhimbrelError
+from whimbrel.core.operator import takes_context
+from whimbrel.host.contract import InstanceSpec
+from whimbrel.host.events import OWN_NAMES
+from whimbrel.host.starting import await_batch, check_age, renew, reset, wake_up
+from whimbrel.log import Appendable, Log
 from whimbrel.log.disk import is_full
-from whimbrel.log.readers import INSTANCE, LANES, is_drained
+from whimbrel.log.readers import INSTANCE, is_drained
 from whimbrel.spark.bundle import DDL, bundle_batches
 from whimbrel.spark.checkpoint import Checkpoint
-from whimbrel.spark.events import OWN_NAMES
 from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.processor import DDL as OUTPUT_DDL
 from whimbrel.spark.processor import GroupProcessor
@@ -52,27 +48,8 @@ from whimbrel.spark.sink import Sink
 from whimbrel.spark.source import FORMAT, InboxSource, Reading, open_log
 from whimbrel.spark.stores import unload
 
-Prepare = Callable[[DataFrame], DataFrame]
-"""A stage's stateless part: any function of DataFrames that preserves Whimbrel's own columns."""
-
-
-@dataclass(frozen=True)
-class InstanceSpec:
-    """The definition of an instance. `groups` and `partitions` are fixed by the first start from a checkpoint."""
-
-    name: str
-    stage: str
-    operator: Operator
-    schema: pa.Schema
-    """The user's columns, as an Arrow schema: processes without Spark write the inbox's entries with it. Spark's own
-    schema follows from it."""
-    prepare: Prepare | None = None
-    groups: int = 4
-    partitions: int = 2
-    max_records: int = 20_000
-    trigger: str = "0 seconds"
-    """The minimum interval between batches; zero: as soon as there are records."""
-    trim: bool = True
+OVERLOADED = ("failed to connect back", "exited unexpectedly")
+"""Parts of Spark's messages about a Python worker that an overloaded machine has not started in time."""
 
 
 @contextmanager
@@ -129,13 +106,14 @@ class StageQuery:
         if self.is_active:
             raise Conflict(f"instance {self.spec.name} is running already")
         saved = Checkpoint(self.checkpoint)
-        saved.check(self.spec.name, open_log(self._inbox), self._outbox)
+        check_age(saved, self.spec.name, open_log(self._inbox), self._outbox)
         if saved.planned < 0:  # left by a start that planned no batch, or that a power failure cut short
             shutil.rmtree(self.checkpoint, ignore_errors=True)
         saved.settle()
         self._signals.clear()
-        self._wake_up()  # before Spark starts it, so that an error here leaves no orphaned query
-        self._reset(saved)
+        inbox = open_log(self._inbox, self._durable)
+        wake_up(inbox)  # before Spark starts it, so that an error here leaves no orphaned query
+        reset(inbox, saved.end(saved.committed))
         checkpoint_id: Future[str] = Future()
         writer = lambda: f"{self.spec.name}@{checkpoint_id.result()}"  # noqa: E731
         urge, nearby = self._signals.urge, Nearby(self._nearby.name)
@@ -161,11 +139,7 @@ class StageQuery:
     def renew(self) -> None:
         """Discard the checkpoint, with the state of all keys: the next start is a first one, after the records whose
         results are in the outbox."""
-        log, end = open_log(self._inbox), last_entry(self._outbox).end
-        blob = wire.pack(OutboxEntry([], end, end, renewed=True))
-        self._outbox.append(blob, count=0, writer="renewal", counter=self._outbox.counter("renewal") + 1)
-        for name, position in end.items():
-            log.trim(position, LANES[name])
+        renew(open_log(self._inbox), self._outbox)
         shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def wait(self, timeout: float = 180.0) -> None:
@@ -173,28 +147,8 @@ class StageQuery:
 
         Appends a WAKE to the inbox, so that there is a batch to do.
         """
-        wanted = self._wake_up()
-        deadline = time.monotonic() + timeout
         inbox = open_log(self._inbox)
-        while (inbox.committed(INSTANCE, Lane.CONTROL) or 0) < wanted:
-            if not self.is_active:
-                raise Unavailable(f"instance {self.spec.name} has ended: {self.exception or 'it was stopped'}")
-            if time.monotonic() > deadline:
-                raise Unavailable(f"instance {self.spec.name} did no batch within {timeout:.0f} s")
-            time.sleep(0.05)
-
-    def _wake_up(self) -> int:
-        """Append a WAKE, which triggers a batch and records that it was started; return the control lane's tail."""
-        log = open_log(self._inbox, self._durable)
-        blob = encode_messages([(Kind.WAKE, EVERY_BIN, b"")])
-        log.append(blob, count=1, writer="wait", counter=log.counter("wait", Lane.CONTROL) + 1, lane=Lane.CONTROL)
-        return log.tail(Lane.CONTROL)
-
-    def _reset(self, saved: Checkpoint) -> None:
-        """Commit the checkpoint's position for the inbox's reader, whatever an earlier incarnation committed: after a
-        power failure the log may be ahead of the checkpoint, and `renew` starts without one."""
-        log, done = open_log(self._inbox, self._durable), saved.end(saved.committed)
-        log.commit(INSTANCE, {lane: done.get(name, log.head(lane)) for name, lane in LANES.items()}, resets=True)
+        await_batch(self, inbox, wake_up(open_log(self._inbox, self._durable)), timeout, OVERLOADED)
 
     def hold(self, held: bool) -> None:
         """Pause before the next batch, or resume."""
@@ -238,6 +192,12 @@ class StageQuery:
         return self._query.exception() if self._query is not None else None
 
     @property
+    def contradiction(self) -> str | None:
+        """The error that ended it, if a new start would only repeat it: its checkpoint does not match its logs."""
+        found = re.search(rf"errors\.(?:{Diverged.__name__}|{Stale.__name__}): (.+)", str(self.exception))
+        return found[1] if found else None
+
+    @property
     @translated()
     def progress(self) -> list[float]:
         """The durations of the recent micro-batches, in milliseconds, oldest first."""
@@ -269,11 +229,6 @@ class StageQuery:
         """The median duration of the recent micro-batches, 0 before the first."""
         return median(self.progress or [0.0])
 
-    @property
-    def trigger_ms(self) -> float:
-        """The minimum time between the starts of two micro-batches."""
-        return float(pd.Timedelta(self.spec.trigger.removeprefix("interval")).total_seconds() * 1000)
-
     # ── The plan ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _results(self) -> DataFrame:
@@ -295,7 +250,7 @@ class StageQuery:
             spec.max_records,
             rows=spec.prepare is not None,
             trim=spec.trim,
-            pace_ms=round(self.trigger_ms),
+            pace_ms=round(spec.trigger_ms),
             reader=INSTANCE,
             nearby=self._nearby.name,
             checkpoint=self.checkpoint if self._durable else "",

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -38,12 +37,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from whimbrel.core.errors import Unavailable
-from whimbrel.log import EmbeddedLog, Entry, Lane, Log
-from whimbrel.log.codec import ROWS, decode, entry_schema
+from whimbrel.host.events import PLACE, placed
+from whimbrel.log import EmbeddedLog, Lane, Log
+from whimbrel.log.codec import entry_schema
 from whimbrel.log.readers import LANES, Offset, positions
 from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.checkpoint import Checkpoint
-from whimbrel.spark.events import PLACE
 from whimbrel.spark.nearby import Nearby
 from whimbrel.spark.signals import Signals
 
@@ -220,27 +219,6 @@ def row_schema(user: pa.Schema) -> pa.Schema:
     schema = to_arrow_schema(from_arrow_schema(pa.schema(columns)), timezone="UTC")
     assert isinstance(schema, pa.Schema)
     return schema
-
-
-def placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
-    """An entry's records with `row_schema`, each with its place in the inbox."""
-    batch = decode(entry.blob)
-    first = entry.position * ROWS
-    # Negative, so that the control lane sorts before the data lane.
-    lanes = pa.array(np.full(batch.num_rows, -int(lane), np.int8))
-    offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
-    batch = batch.append_column(PLACE[0], lanes).append_column(PLACE[1], offsets)
-    if batch.schema.equals(schema):
-        return batch.replace_schema_metadata(None)
-    # Messages have no user columns, and entries from before a column was added lack that one.
-    columns = [_column(batch, field) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    if field.name not in batch.schema.names:
-        return pa.nulls(batch.num_rows, field.type)
-    return batch.column(field.name).cast(field.type)
 
 
 # ── Logs of this process ─────────────────────────────────────────────────────────────────────────────────────────────

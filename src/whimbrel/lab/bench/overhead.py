@@ -22,6 +22,7 @@ from whimbrel.core import table
 from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Record
 from whimbrel.core.serving import APPLIED, PARKED, Served, Serving
+from whimbrel.host.events import placed
 from whimbrel.lab.bench.throughput import SCHEMA, Candidate, Count, entries, take_turns
 from whimbrel.log.contract import Entry, Lane
 from whimbrel.spark.bundle import bundle
@@ -29,7 +30,7 @@ from whimbrel.spark.groups import group_ids
 from whimbrel.spark.processor import GroupProcessor
 from whimbrel.spark.query import StageQuery
 from whimbrel.spark.shipping import ship
-from whimbrel.spark.source import placed, row_schema
+from whimbrel.spark.source import row_schema
 
 MOVABLE, BARE = "movable", "bare"
 

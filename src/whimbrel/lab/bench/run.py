@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -242,7 +242,8 @@ def _until(condition: Callable[[], bool], patience: float, what: str) -> Iterato
 
 def _commits(app: application.App) -> float | None:
     """The median time of a batch's commit of its state at the first site, in milliseconds, as Spark reports it."""
-    recent = [progress for query in app.sites[SITES[0]].queries.values() for progress in query.state_commits]
+    queries: Iterable[Any] = app.sites[SITES[0]].hosts.values()
+    recent = [progress for query in queries for progress in query.state_commits]
     return float(np.median(recent)) if recent else None
 
 

@@ -31,10 +31,11 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import bin_of
 from whimbrel.core.operator import Emit, Operator, State
 from whimbrel.core.record import Record
+from whimbrel.host.contract import InstanceSpec
 from whimbrel.log import EmbeddedLog
 from whimbrel.log.carrier import outgoing
 from whimbrel.log.codec import encode, entry_schema
-from whimbrel.spark.query import InstanceSpec, StageQuery
+from whimbrel.spark.query import StageQuery
 from whimbrel.spark.source import FORMAT, InboxSource, Reading
 
 WHIMBREL, ROWS, PANDAS, NATIVE = "whimbrel", "transformWithState", "transformWithStateInPandas", "native_count"

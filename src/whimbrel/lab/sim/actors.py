@@ -1,8 +1,10 @@
-"""The base class of actors, and the actor that runs an instance, as Spark does."""
+"""The base class of actors, and the actor that drives the host of an instance."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -11,21 +13,20 @@ from whimbrel.core.errors import Retry
 from whimbrel.core.incoming import has_refused
 from whimbrel.core.increments import STORE
 from whimbrel.core.instance import Instance
-from whimbrel.core.keys import EVERY_BIN, part_of
-from whimbrel.core.record import Emissions, Kind, Outgoing, Result
+from whimbrel.core.record import Emissions, Outgoing, Record, Result
+from whimbrel.host.checkpoint import Batch, SavedLog
+from whimbrel.host.inline import InlineHost
+from whimbrel.host.starting import check_age, wake_up
 from whimbrel.lab.sim.job import Job, prepare
-from whimbrel.lab.sim.logs import PLAIN, as_record
-from whimbrel.log.carrier import WHOLE, Carrier, encoded, last_entry, number
+from whimbrel.lab.sim.logs import PLAIN, CheckpointLog
+from whimbrel.log.carrier import WHOLE, last_entry, number
 from whimbrel.log.codec import ROWS
-from whimbrel.log.contract import Appendable, Lane
+from whimbrel.log.contract import Appendable, Entry, Lane
 from whimbrel.log.memory import MemoryLog
-from whimbrel.log.readers import LANES
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
-Ends = tuple[int, int]
-"""Positions in the two lanes of an inbox."""
 STAGE = "stage"
 """The one stage of a world."""
 
@@ -76,27 +77,26 @@ class Actor:
         raise NotImplementedError
 
 
-class Checkpoint:
-    """Spark's checkpoint of an instance at one site."""
+class SpokenHost(InlineHost):
+    """Notes the results that reach its outbox."""
 
-    def __init__(self, deltas: list[list[bytes]], at: Ends = (0, 0), batch: int = 0, plan: Ends | None = None) -> None:
-        self.deltas, self.at, self.batch = deltas, at, batch
-        self.plan = plan
-        """The end positions of the batch that is planned and not committed."""
-        self._began = (batch, plan)
+    spoken: list[Result]
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a batch was planned since the checkpoint was copied here."""
-        return (self.batch, self.plan) != self._began
-
-    def copied(self) -> Checkpoint:
-        """A copy for another site."""
-        return Checkpoint([list(blobs) for blobs in self.deltas], self.at, self.batch, self.plan)
+    def _carry(self, batch: Batch, out: Mapping[int, Emissions]) -> None:
+        writer, last = self.writer, number(batch.number)
+        before = self.outbox.counter(writer)
+        try:
+            super()._carry(batch, out)
+        finally:
+            if before < last <= self.outbox.counter(writer):
+                self.spoken += [result for emissions in out.values() for result in emissions.results]
 
 
 class InstanceActor(Actor):
-    """Runs an instance in micro-batches, as Spark does: plan the offsets, apply, write out, commit."""
+    """Steps an inline host over logs that fail, among them its checkpoint; there may be one at each site.
+
+    A worker of Spark may keep its parts in memory from one batch to the next, or lose some: so does this one.
+    """
 
     kind = "instance"
     sleeps = True
@@ -105,16 +105,26 @@ class InstanceActor(Actor):
         super().__init__(world)
         self.name, self.count = name, parts
         self.running, self.site = True, world.sites[name]
-        self.checkpoints = {self.site: Checkpoint([[] for _ in range(parts)])}
+        self.checkpoints = {self.site: CheckpointLog(world)}
         """By site: the checkpoint there."""
         self.spoken: list[Result] = []
         """All results that are or ever were in its outbox."""
         self.revive()
 
     @property
-    def plan(self) -> Ends | None:
-        """The end positions of the batch that it has begun."""
-        return self.kept.plan
+    def is_whole(self) -> bool:
+        """Whether no batch is planned and not committed: then its parts are as it has told the others."""
+        return self.host.checkpoint.plan is None
+
+    @property
+    def batch(self) -> int:
+        """The number of the last batch."""
+        return self.host.checkpoint.last.number
+
+    @property
+    def parts(self) -> list[Instance]:
+        """The parts, as of the last batch."""
+        return self.host.parts
 
     def halt(self) -> None:
         """Stop; the state in memory is lost."""
@@ -130,19 +140,27 @@ class InstanceActor(Actor):
     def revive(self) -> None:
         if self.world.network is not None:
             self.world.network.look(self.name, self.site)
-        self.kept = self.checkpoints[self.site]
-        self.parts = [Instance(self.name, Job(), int, part=n, parts=self.count) for n in range(self.count)]
-        for part, deltas in zip(self.parts, self.kept.deltas, strict=True):
-            part.load(deltas)
-        # Starting appends a record, as the real host does.
-        self.is_starting = any(has_refused(part) for part in self.parts)
-        self.carrier = Carrier(
-            lambda: self.name,
-            self.world.outboxes[self.name],
-            self.inbox_of,
-            encode=self.world.inboxes[self.name].encode,
-            most=self.world.most_bytes,
+        world, name, parts = self.world, self.name, self.count
+        inbox, outbox, checkpoint = world.inboxes[name], world.outboxes[name], self.checkpoints[self.site]
+        check_age(SavedLog(Path(self.site), checkpoint), name, inbox, outbox)
+        self.host = SpokenHost(
+            name,
+            parts,
+            lambda part: Instance(name, Job(), int, part=part, parts=parts),
+            inbox=inbox,
+            outbox=outbox,
+            inbox_of=self.inbox_of,
+            checkpoint=checkpoint,
+            records=_rows,
+            encode=inbox.encode,
+            trim_every=1,
+            most=8,
+            most_bytes=world.most_bytes,
+            new_id=lambda: "checkpoint",
         )
+        self.host.spoken = self.spoken
+        # Every start appends a WAKE; without refused messages it has no effect, and would only take steps.
+        self.is_starting = any(map(has_refused, self.host.parts))
 
     def inbox_of(self, name: str) -> Appendable:
         """The log for messages to `name`."""
@@ -152,89 +170,40 @@ class InstanceActor(Actor):
         return self.world.inboxes[name] if network is None else network.inbox(self.name, name)
 
     def work(self) -> bool:
+        if not self.running:
+            return False
+        world, inbox = self.world, self.world.inboxes[self.name]
         try:
-            return self.running and self._work()
-        except Retry:  # a failed batch is repeated without the state in memory
-            self.world.tally["instance stumbled"] += 1
-            self.revive()
-            return True
-
-    def _work(self) -> bool:
-        inbox, rng = self.world.inboxes[self.name], self.world.random
-        if self.is_starting:
-            count = inbox.counter("start", Lane.CONTROL) + 1
-            wake: Any = (as_record(Kind.WAKE, EVERY_BIN, b""),)
-            inbox.append(wake, count=1, writer="start", counter=count, lane=Lane.CONTROL)
-            self.is_starting = False
-        if self.kept.plan is None:
-            ends = (inbox.tail(Lane.DATA), inbox.tail(Lane.CONTROL))
-            if ends == self.kept.at:
+            if self.is_starting:
+                wake_up(inbox, inbox.encode)
+                self.is_starting = False
+            if not self.host.has_work:
                 return False
-            plan = (rng.randint(self.kept.at[0], ends[0]), rng.randint(self.kept.at[1], ends[1]))
-            self.kept.plan = plan if plan != self.kept.at else ends
-        self.world.maybe_die()
-        rows = [
-            row
-            for lane in (Lane.CONTROL, Lane.DATA)
-            for entry in inbox.read(self.kept.at[lane], self.kept.plan[lane], lane)
-            for record in PLAIN.records(entry)
-            for row in prepare(record)
-        ]
-        out = []
-        called = []
-        for part in self.parts:
-            own = rows
-            if self.count > 1:
-                own = [row for row in rows if row.bin == EVERY_BIN or part_of(row.bin, self.count) == part.part]
-            out.append(part.apply(own) if own else Emissions())  # Spark does not call a part without rows
-            called.append(bool(own))
-            self.world.tally["records waited"] += bool(part.table.waiting)
-        self._write(out)
-        self._commit(called)
+            if world.chaos and world.random.random() < 0.1:
+                self.host.forget(world.random.randint(0, self.count - 1))
+                world.tally["parts forgotten"] += 1
+            self.host.limit = world.random.choice([30, 1 << 20])
+            self.host.step()
+        except Retry:  # a failed batch is repeated without the state in memory
+            world.tally["instance stumbled"] += 1
+            return True
+        world.tally["records waited"] += sum(bool(part.table.waiting) for part in self.host.parts)
         return True
-
-    def _write(self, out: list[Emissions]) -> None:
-        assert self.kept.plan is not None
-        outgoing: list[bytes] = []
-        messages: dict[str, list[bytes]] = {}
-        for part, emissions in zip(self.parts, out, strict=True):
-            encoded_part, sent = encoded(emissions, part.part, part.table.state_bytes)
-            outgoing += [] if encoded_part is None else [encoded_part]
-            for to, ours in sent.items():
-                messages.setdefault(to, []).append(wire.encode(ours))
-        start, end = dict(zip(LANES, self.kept.at, strict=True)), dict(zip(LANES, self.kept.plan, strict=True))
-        results = [result for emissions in out for result in emissions.results]
-        outbox, last = self.world.outboxes[self.name], number(self.kept.batch)
-        before = outbox.counter(self.name)
-        try:
-            self.carrier.carry(self.kept.batch, start, end, outgoing, len(results), messages)
-        finally:
-            if before < last <= outbox.counter(self.name):
-                self.spoken += results
-        self.world.tally["batches in pieces"] += sum(map(len, outgoing)) > self.world.most_bytes
-        self.world.maybe_die()
-
-    def _commit(self, called: list[bool]) -> None:
-        assert self.kept.plan is not None
-        for part, blobs, was_called in zip(self.parts, self.kept.deltas, called, strict=True):
-            limit = self.world.random.choice([30, 1 << 20])
-            if was_called:
-                blobs += part.deltas(limit)
-                if len(blobs) > 16:
-                    blobs[:] = part.snapshot(limit)
-        self.kept.at, self.kept.plan, self.kept.batch = self.kept.plan, None, self.kept.batch + 1
-        inbox = self.world.inboxes[self.name]
-        inbox.trim(self.kept.at[0], Lane.DATA)
-        inbox.trim(self.kept.at[1], Lane.CONTROL)
 
     def haunt(self) -> bool:
         """A zombie of this instance, presumed dead, writes an old batch's results again, under another writer name."""
         outbox = self.world.outboxes[self.name]
         current = self.world.outlet.gate.current
         old = [result for result in self.spoken if result.epoch < current(result.key)]
-        if not old or outbox.counter(self.name) % ROWS != WHOLE:  # not amid a batch: its writer would be another one
+        if (
+            not old or outbox.counter(self.host.writer) % ROWS != WHOLE
+        ):  # not amid a batch: its writer would be another one
             return False
         counter = outbox.counter("zombie") + 1
         entry = msgspec.structs.replace(last_entry(outbox), outgoing=[Outgoing(old[-3:], [])], piece=0)
         MemoryLog.append(outbox, wire.pack(entry), count=1, writer="zombie", counter=counter)
         return True
+
+
+def _rows(entry: Entry, lane: Lane) -> list[Record]:
+    return [row for record in PLAIN.records(entry) for row in prepare(record)]

@@ -59,7 +59,7 @@ class Invariants:
         not count."""
         instances = self.world.instances.values()
         # An instance that repeats a batch has the state from before it.
-        whole = [(one.name, one.parts, one.kept.batch) for one in instances if one.alive and one.kept.plan is None]
+        whole = [(one.name, one.parts, one.batch) for one in instances if one.alive and one.is_whole]
         if whole != self.asked:
             self.asked = whole
             self.shared = _shared(whole)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.record import Record
@@ -87,6 +88,40 @@ class Inbox(SimLog):
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
         if position is not None and writer.startswith("gateway") and "/" in writer:
             self._world.tally["records replayed"] += len(blob)
+
+    def advance(self, start: int, records: int, lane: Lane = Lane.DATA) -> int:
+        return self._some(start, lane)
+
+    def within(self, start: int, size: int, lane: Lane = Lane.DATA) -> int:
+        return self._some(start, lane)
+
+    def _some(self, start: int, lane: Lane) -> int:
+        """A batch may end anywhere, and before the first entry: then the other lane goes ahead."""
+        return self._world.random.randint(start, self.tail(lane))
+
+    def commit(self, reader: str, positions: Mapping[Lane, int], *, resets: bool = False) -> None:
+        super().commit(reader, positions, resets=resets)
+        if not resets:
+            self._world.maybe_stumble(0.005)
+
+
+class CheckpointLog(SimLog):
+    """The checkpoint of an instance at one site."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._began = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was planned since the checkpoint was copied here."""
+        return self.tail() > self._began
+
+    def copied(self) -> CheckpointLog:
+        """A copy for another site."""
+        copy = CheckpointLog(self._world)
+        copy._rulers, copy._began = deepcopy(self._rulers), self.tail()
+        return copy
 
 
 class Outbox(SimLog):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from whimbrel.core.errors import Diverged, Trimmed
+from whimbrel.core.errors import Diverged, Stale, Trimmed
 from whimbrel.core.protocols import PROTOCOLS
 from whimbrel.lab.sim.actors import Violation
 from whimbrel.lab.sim.check import Invariants, check_end
@@ -55,6 +55,8 @@ def run_seed(protocol: str, seed: int, *, links: bool | None = None) -> World:
         raise
     except Diverged as error:
         raise Violation("repeated otherwise", str(error)) from error
+    except Stale as error:
+        raise Violation("of one age", str(error)) from error
     except Trimmed as error:
         raise Violation("lost", f"needed entries are trimmed: {error}") from error
     except Stuck as error:

@@ -27,12 +27,15 @@ from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.egress import outlet
 from whimbrel.egress.outlet import Outlet
 from whimbrel.gateway.gateway import Gateway
+from whimbrel.host.checkpoint import Batch, Checkpoint
+from whimbrel.host.inline import InlineHost
 from whimbrel.log import carrier
 from whimbrel.log.carrier import View, batches, cut
 from whimbrel.log.chunks import chunk
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane, Log
 from whimbrel.log.memory import MemoryLog
+from whimbrel.log.readers import Offset
 from whimbrel.log.spool import Confirmed
 from whimbrel.orchestrator.decisions import Decisions
 from whimbrel.orchestrator.deeds import Deeds
@@ -145,6 +148,23 @@ def _stay_torn(self: Outlet) -> None:
     """Continue after an error without a reset to the last commit."""
 
 
+def _position_before_effect(self: InlineHost, batch: Batch) -> None:
+    """Commit state and position of a batch before its output is in the logs."""
+    out = self._apply(batch)
+    self._commit(batch, out)
+    self._carry(batch, out)
+
+
+def _plan_in_memory(self: Checkpoint, end: Offset) -> Batch:
+    """Apply a batch whose end is not durable: after a crash it may be another."""
+    self.last = Batch(self.id, self.parts, self.last.number + 1, self.at, end)
+    return self.last
+
+
+def _remember(self: InlineHost, *parts: int) -> None:
+    """Keep the parts in memory that have applied a failed batch."""
+
+
 def _journal_late(self: Decisions, stage: str, id: str, event: Event) -> None:
     """Act on a decision, and journal it only with the next one."""
     coordinator, now_us = self.stages[stage], self.now_us()
@@ -240,6 +260,9 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "journal-first": (Decisions, "_handle", _journal_late),
     "one-checkpoint": (Deeds, "do", _start_anywhere),
     "spool-position": (Uploader, "step", _position_first),
+    "effect-first": (InlineHost, "_do", _position_before_effect),
+    "durable-plan": (Checkpoint, "begin", _plan_in_memory),
+    "fresh-parts": (InlineHost, "forget", _remember),
     "last-tick": (Gateway, "tick", _tick_once),
     "whole-batches": (outlet, "batches", _take_pieces),
     "ends-together": (carrier, "_entries", _cut_anywhere),

@@ -5,14 +5,14 @@ classes step by step, over durable logs, objects and journals. Each actor may di
 and each write may fail with a transient error, applied or not:
 
     GatewayActor    the Gateway: ingress log → router → inboxes           dies: replays the log, repeats its appends
-    InstanceActor   inbox → parts → the Carrier: inboxes, outbox; commit  dies: repeats the planned batch
+    InstanceActor   the InlineHost: inbox → parts → inboxes, outbox       dies: repeats the planned batch
     OutletActor     the Outlet: outboxes → gate → a file                  dies: resumes from its last commit
     CoordinatorActor   notices → migrations → commands                    dies: repeats the commands of its journal
     ForwarderActor  the Links and their Forwarders: spools → inboxes      dies: sends again what has not arrived
     StoreActor      the Uploaders: spools → segments, manifests           dies: restarts at its spools' heads
     LossActor       instances that never come back, or late               with a central store only
 
-Only two hosts are written for the simulator: that of an instance, in place of Spark, and that of the coordinator.
+Spark is not simulated. Its place is taken by the product's host without Spark, over the same logs.
 """
 
 from __future__ import annotations

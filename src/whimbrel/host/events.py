@@ -1,4 +1,4 @@
-"""Events: the part of a record that an operator receives, and their conversion from columns.
+"""Events: the part of a record that an operator receives; and how an inbox's entries become records with them.
 
 An event has an attribute for each user column of the stage, after `prepare`. Its type is derived from the Arrow schema,
 precisely enough that an event which waits for its key's state survives a round trip through MessagePack unchanged.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import repeat, starmap
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from whimbrel.core.errors import Refused
-from whimbrel.log.codec import META_NAMES
+from whimbrel.core.record import Kind, Record
+from whimbrel.log.codec import META_NAMES, ROWS, decode, entry_schema
+from whimbrel.log.contract import Entry, Lane
 
 PLACE = [pa.field("_lane", pa.int8()), pa.field("_offset", pa.int64())]
 """The place of a record in the inbox. Sorting by both gives the order in which records are applied."""
@@ -97,3 +101,65 @@ _PYTHON_TYPES = [
     (pa.types.is_duration, datetime.timedelta),
     (pa.types.is_decimal, decimal.Decimal),
 ]
+
+
+# ── Entries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plain_schema(user: pa.Schema) -> pa.Schema:
+    """A record as a row: Whimbrel's columns, the user's, and the record's place. Times are those of Spark: an operator
+    receives the same events from every host."""
+    return pa.schema([field.with_type(_plain(field.type)) for field in [*entry_schema(user), *PLACE]])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind
+
+
+def placed(entry: Entry, lane: Lane, schema: pa.Schema) -> pa.RecordBatch:
+    """An entry's records as rows of this schema, each with its place in the inbox."""
+    batch = decode(entry.blob)
+    first = entry.position * ROWS
+    # Negative, so that the control lane sorts before the data lane.
+    lanes = pa.array(np.full(batch.num_rows, -int(lane), np.int8))
+    offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    batch = batch.append_column(PLACE[0], lanes).append_column(PLACE[1], offsets)
+    if batch.schema.equals(schema):
+        return batch.replace_schema_metadata(None)
+    # Messages have no user columns, and entries from before a column was added lack that one.
+    columns = [_column(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    return batch.column(field.name).cast(field.type)
+
+
+def records_of(table: pa.Table) -> tuple[list[Record], type[msgspec.Struct]]:
+    """The records of rows, in their order, and the type of their events."""
+    event_type = event_type_of(table.schema)
+    own = {name: table.column(name) for name in OWN_NAMES}
+    kinds = values(own["_kind"])
+    users = [values(table.column(name)) for name in event_type.__struct_fields__]
+    events: Iterable[Any] = starmap(event_type, zip(*users, strict=True)) if users else repeat(event_type(), len(kinds))
+    bodies: Iterable[Any] = events
+    if any(kinds):
+        messages = values(own["_body"])
+        triples = zip(kinds, events, messages, strict=True)
+        bodies = [event if kind == Kind.DATA else message for kind, event, message in triples]
+    meta = [values(own[name]) for name in META_NAMES[1:-1]]
+    rows = zip(values(own["_offset"]), kinds, *meta, bodies, strict=True)
+    # What `Record._make` does, without a Python call per record.
+    return list(map(partial(tuple.__new__, Record), rows)), event_type

@@ -1,0 +1,1 @@
+"""Hosts: what runs an instance."""
