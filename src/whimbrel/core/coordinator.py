@@ -13,7 +13,7 @@ import msgspec
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
 from whimbrel.core.keys import NAMED_BYTES, Selection
-from whimbrel.core.options import RestartOptions, RestoreOptions
+from whimbrel.core.options import RestartOptions, RestoreOptions, number_of
 from whimbrel.core.protocols import PROTOCOLS, SIZES, check_options, machine, protocol_named
 from whimbrel.core.protocols.fluid import FLUID, scheduled
 from whimbrel.core.protocols.fluid import STEP as FLUID_STEP
@@ -119,15 +119,13 @@ class Coordinator:
         return planned
 
     def _check_named(self, planned: Sequence[Migration]) -> None:
-        """Raise if too many keys would be routed one by one. So no later selection is too large: not of a restoration
-        either, which cannot be refused. Whatever is selected by owner names only keys that are routed so."""
-        moves = [migration.move.selection.named for migration in (*planned, *self.open.values())]
-        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*moves))
-        if any(migration.move.selection.named for migration in planned) and size > NAMED_BYTES:
-            raise Refused(
-                f"{self.stage} would have single keys of {size:,} bytes together in its routes, and at most "
-                f"{NAMED_BYTES:,} are possible; move whole bins (bins=, share=), whose keys need no route of their own"
-            )
+        """Raise if too many keys would be routed one by one. Whatever is selected by owner names only keys that are
+        routed so: no later selection is too large either, and a restoration need not be refused."""
+        every = (one.move.selection.named for one in (*planned, *self.open.values()))
+        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*every))
+        if size > NAMED_BYTES and any(one.move.selection.named for one in planned):
+            most = f"at most {NAMED_BYTES:,} are possible; move whole bins (bins=, share=)"
+            raise Refused(f"{self.stage} would have single keys of {size:,} bytes together in its routes, and {most}")
 
     def plan_restore(
         self, lost: str, destination: str, id: str, checkpoint: int | None = None, **options: Any
@@ -166,6 +164,8 @@ class Coordinator:
             options=RestoreOptions(
                 ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
                 parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
+                floor=max(map(number_of, self.migrations), default=-1) + 1,
+                open=frozenset(self.open).difference(other.move.id for other in ends),
             ),
             **options,
         )

@@ -29,7 +29,7 @@ from whimbrel.egress import outlet
 from whimbrel.egress.outlet import Outlet
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.log import carrier
-from whimbrel.log.carrier import View, cut
+from whimbrel.log.carrier import View, batches, cut
 from whimbrel.log.chunks import chunk
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane, Log
@@ -121,7 +121,7 @@ def _positions_first(self: Outlet) -> bool:
     """Commit the ends of the outboxes as read, and deliver the results afterwards."""
     read = self.positions
     for name, outbox in list(self.outboxes.items()):
-        ends = [end for end, _ in outlet.batches(outbox, read.get(name, outbox.head()))]
+        ends = [end for end, _ in batches(outbox, read.get(name, outbox.head()))]
         self.positions = {**self.positions, name: max([read.get(name, 0), *ends])}
     self._commit()
     self.positions = read
