@@ -198,3 +198,52 @@ def test_a_saving_under_way_is_given_up_and_all_that_is_left_is_saved_anew() -> 
         "l": ("r", 11),
         "m": ("r", 11),
     }
+
+
+# ── What a part remembers of moves that are over ─────────────────────────────────────────────────────────────────────
+
+
+def nth(n: int, **more: Any) -> Move:
+    """The nth restoration: it ends a move, and all with lower numbers are over."""
+    options = RestoreOptions(frozenset({f"m{2 * n}"}), frozenset("ab"), floor=2 * n, **more)
+    return move("k", id=f"m{2 * n + 1}", protocol="restore", options=options, epoch=n + 1)
+
+
+def test_a_part_remembers_a_bounded_number_of_moves_that_are_over() -> None:
+    b = part("b")
+    for n in range(1, 50):
+        m = nth(n)
+        b.apply([mark(Kind.DISCARD, m, 10 * n)])
+        b.apply([*messages(m, {}, {}), mark(Kind.CUTOVER, m, 10 * n + 1)])
+        b = reloaded(b)
+        assert len(b.moves.ended) <= 4
+        assert len(b.moves.evicted) <= 2
+    assert not b.moves.open
+
+
+@pytest.mark.parametrize("kind", ["parcel", "shipped", "begin", "restore"])
+def test_a_message_of_a_move_that_was_over_long_ago_has_no_effect(kind: str) -> None:
+    b = part("b")
+    for n in (1, 2, 3):
+        b.apply([mark(Kind.DISCARD, nth(n), 10 * n)])
+    old = move("k", id="m2.1")
+    late = {
+        "parcel": parcel(old, {"k": key_state(1, "v")}),
+        "shipped": shipped(old),
+        "begin": mark(Kind.BEGIN, old, 40),
+        "restore": messages(nth(1), {}, {})[0],
+    }[kind]
+    before = wire.pack(b.moves)
+    assert not b.apply([late]).notices
+    assert (wire.pack(b.moves), b.moves.open, b.table.entries) == (before, [], {})
+
+
+def test_a_move_that_was_open_when_a_restoration_was_ordered_goes_on() -> None:
+    b = part("b")
+    b.apply([mark(Kind.DISCARD, nth(9, open=frozenset({"m1/7"})), 1)])
+    b.apply([parcel(move("j", id="m1/7"), {"j": key_state(1, "v")})])
+    assert b.moves.open == ["m1/7"]
+    b.apply(
+        [parcel(move("j", id="m1/6"), {"j": key_state(1, "v")}), parcel(move("j", id="m20"), {"j": key_state(1, "v")})]
+    )
+    assert b.moves.open == ["m1/7", "m20"], "what is over stays so, and a later order is none of it"

@@ -112,15 +112,13 @@ class Coordinator:
         return frozenset(self.homes.values(selection) or self.homes.values())
 
     def _check_named(self, planned: Sequence[Migration]) -> None:
-        """Raise if too many keys would be routed one by one. So no later selection is too large: not of a restoration
-        either, which cannot be refused. Whatever is selected by owner names only keys that are routed so."""
-        moves = [migration.move.selection.named for migration in (*planned, *self.open.values())]
-        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*moves))
-        if any(migration.move.selection.named for migration in planned) and size > NAMED_BYTES:
-            raise Refused(
-                f"{self.stage} would have single keys of {size:,} bytes together in its routes, and at most "
-                f"{NAMED_BYTES:,} are possible; move whole bins (bins=, share=), whose keys need no route of their own"
-            )
+        """Raise if too many keys would be routed one by one. Whatever is selected by owner names only keys that are
+        routed so: no later selection is too large either, and a restoration need not be refused."""
+        every = (one.move.selection.named for one in (*planned, *self.open.values()))
+        size = sum(len(key.encode()) for key in frozenset(self.table.owners.by_key).union(*every))
+        if size > NAMED_BYTES and any(one.move.selection.named for one in planned):
+            most = f"at most {NAMED_BYTES:,} are possible; move whole bins (bins=, share=)"
+            raise Refused(f"{self.stage} would have single keys of {size:,} bytes together in its routes, and {most}")
 
     def check_free(self, move: Move, others: Iterable[Migration]) -> None:
         """Raise if one of these open migrations has keys of a move, or needs an instance that the move relocates."""

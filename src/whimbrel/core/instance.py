@@ -177,12 +177,12 @@ class Instance:
 
     def _mark(self, record: Record, out: Emissions) -> None:
         move = move_in(record.body)
-        if move.id not in self.moves.ended:
+        if not self.moves.has_ended(move.id):
             self._role(move, out).mark(self, Kind(record.kind), record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
         move = move_in(record.body)
-        if move.id in self.moves.ended:
+        if self.moves.has_ended(move.id):
             return
         if move.epoch > max(self.epochs.values(move.selection), default=0):  # else it is over: BEGIN came before
             self._role(move, out)
@@ -208,7 +208,7 @@ class Instance:
 
     def is_off(self, move: str) -> bool:
         """Whether this part ignores all further messages of a move."""
-        return move in self.moves.aborted or move in self.moves.ended
+        return move in self.moves.aborted or self.moves.has_ended(move)
 
     # ── Moves: other messages ────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,7 +280,7 @@ class Instance:
         move = move_in(record.body)
         known = self.moves.restorations.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
-        if is_over or move.id in self.moves.ended or (known is not None and known.ready):
+        if is_over or self.moves.has_ended(move.id) or (known is not None and known.ready):
             return
         self._moved = True
         evict(self, move)

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
-from whimbrel.core.options import RestoreOptions
+from whimbrel.core.options import RestoreOptions, number_of
 from whimbrel.core.protocols import PROTOCOLS, check_options, machine
 from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Abandoned, Event, Migration
 from whimbrel.core.protocols.restore import RESTORE
@@ -77,6 +77,8 @@ class Losses:
             options=RestoreOptions(
                 ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
                 parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
+                floor=max(map(number_of, coordinator.migrations), default=-1) + 1,
+                open=frozenset(coordinator.open).difference(other.move.id for other in ends),
             ),
             **options,
         )

@@ -17,6 +17,7 @@ import msgspec
 from whimbrel.core.arrival import Arrival
 from whimbrel.core.departure import Departure
 from whimbrel.core.increments import Increments
+from whimbrel.core.options import RestoreOptions, number_of
 from whimbrel.core.parcels import Parcels
 from whimbrel.core.record import Emissions, Kind, Move, Parcel, Record, Shipped
 from whimbrel.core.replica import Replication, Standby
@@ -116,9 +117,12 @@ class Moves(msgspec.Struct, omit_defaults=True):
     increments: Increments | None = None
     evictions: dict[str, Eviction] = {}
     evicted: set[str] = set()
-    """Restorations whose DISCARD has come from every router."""
+    """Restorations whose DISCARD has come from every router. Only while `has_ended` does not know it otherwise."""
     ended: set[str] = set()
-    """Moves that a restoration has ended: a zombie may send messages of them at any time."""
+    """Moves that a restoration has ended: a zombie may send messages of them at any time. Likewise."""
+    floor: int = 0
+    """Moves with a lower number are over, except those in `spared`, as of the last restoration."""
+    spared: frozenset[str] = frozenset()
     unread: str = ""
     """The reason why a message was unreadable that may belong to a move that has not begun here."""
 
@@ -159,6 +163,28 @@ class Moves(msgspec.Struct, omit_defaults=True):
         """Remove the role in which keys arrive with a move."""
         for place in (self.arrivals, self.switches_in, self.restorations):
             place.pop(id, None)
+
+    def has_ended(self, id: str) -> bool:
+        """Whether messages of a move have no effect here: it is over, and this part has no role in it."""
+        if id in self.ended:
+            return True
+        roles = (self.departures, self.switches_out, self.arrivals, self.switches_in, self.restorations)
+        known = any(id in place for place in (*roles, self.replications, self.standbys))
+        return not known and id not in self.spared and number_of(id) < self.floor
+
+    def forget_ended(self, move: Move) -> None:
+        """Forget single moves that ended before a restoration was ordered: its `floor` stands for all of them.
+
+        Why that is safe: when the coordinator orders a restoration, it lists the migrations that are open. Every other
+        one with a lower number is over for ever: all parts have reported its end, or a restoration has ended it. So
+        none of its messages, however late, may have an effect, and one rule refuses them all. What remains to be
+        stored is bounded by the number of migrations that are open, or were ordered later.
+        """
+        options = move.options
+        if isinstance(options, RestoreOptions) and options.floor > self.floor:
+            self.floor, self.spared = options.floor, options.open
+            for ids in (self.ended, self.evicted):
+                ids.intersection_update([id for id in ids if id in self.spared or number_of(id) >= self.floor])
 
     @property
     def open(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -54,6 +55,14 @@ class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
     """Migrations that the restoration ends."""
     parties: frozenset[str] = frozenset()
     """Instances that must discard the restored keys: the lost instance, and the other ends of those migrations."""
+    floor: int = 0
+    """Migrations with a lower number are over, except those in `open`: no message of them has an effect any more."""
+    open: frozenset[str] = frozenset()
 
 
 Options = HandoverOptions | PushOptions | FetchOptions | ReplicateOptions | RestartOptions | RestoreOptions
+
+
+def number_of(id: str) -> int:
+    """The number in a migration's id, which grows with every order: 12 of m12, of m12.3 and of its turn m12/1."""
+    return int(re.search(r"\d+", id)[0])  # type: ignore[index]

@@ -136,6 +136,7 @@ class Eviction(msgspec.Struct, kw_only=True):
 def evict(instance: Instance, move: Move) -> None:
     """Drop this part's state of the move's keys, and all roles in the migrations that it ends."""
     moves = instance.moves
+    moves.forget_ended(move)
     for id in move.ends:
         for leaving in moves.leave(id):
             leaving.parcels.put_down(instance)
@@ -145,7 +146,8 @@ def evict(instance: Instance, move: Move) -> None:
             standby.clear(instance)
         instance.table.scatter(id)
         moves.aborted.discard(id)
-        moves.ended.add(id)
+        if not moves.has_ended(id):
+            moves.ended.add(id)
     clear(instance, move)
     if instance.name in move.parties and move.id not in moves.evicted:
         moves.evictions.setdefault(move.id, Eviction(move=move))
