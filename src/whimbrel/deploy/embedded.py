@@ -111,7 +111,7 @@ class App(Control):
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, wall_us, links)
+        super().__init__(pipeline.name, shapes, data, journal, logs, places, self.gateway, wall_us, links, saved)
         self._stopped, self._has_store = False, store is not None
         self.chores.accept_loss.update(accept_loss)
         self._servers: list[ApiServer] = []
