@@ -8,7 +8,7 @@ import pytest
 
 from whimbrel.lab.sim.actors import Violation
 from whimbrel.lab.sim.run import CHOICES, Outcome, run_seed, search
-from whimbrel.lab.sim.sabotage import SABOTAGES
+from whimbrel.lab.sim.sabotage import SABOTAGES, SEEN_IN
 from whimbrel.lab.sim.world import World
 
 SEEDS = 150
@@ -16,10 +16,6 @@ PROMISES = {
     *("one emitter", "one holder", "lost", "duplicated", "out of order", "wrong", "parked", "settled"),
     *("repeated otherwise", "of one age"),
 }
-
-
-WHERE = {"confirming": ["restore"], "last-tick": ["fluid"]}
-"""Safeguards that matter only if several things coincide: looked for where that is seen soonest."""
 
 
 @cache
@@ -38,7 +34,7 @@ def test_no_seed_breaks_a_promise(protocol: str) -> None:
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_safeguard_that_is_switched_off_is_missed(sabotage: str) -> None:
     """And by a promise that is broken, not only by a world that falls apart."""
-    found = search(WHERE.get(sabotage, CHOICES), range(300), sabotage).found
+    found = search(SEEN_IN.get(sabotage, CHOICES), range(300), sabotage).found
     assert found is not None
     assert found.what.split(":")[0] in PROMISES
 

@@ -429,12 +429,8 @@ class Control:
 
     def instances_at(self, site: str) -> list[str]:
         """The instances that are to run at a site, without those that a migration relocates now."""
-        return [
-            name
-            for stage, control in self.stages.items()
-            for name in control.instances.at(site)
-            if not self.orchestrator.is_relocating(stage, name)
-        ]
+        here = [(stage, name) for stage, control in self.stages.items() for name in control.instances.at(site)]
+        return [name for stage, name in here if not self.orchestrator.is_relocating(stage, name)]
 
 
 def router_of(stage: str) -> str:

@@ -227,6 +227,9 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "last-tick": (Gateway, "tick", _tick_once),
 }
 
+SEEN_IN: dict[str, tuple[str, ...]] = {"confirming": ("restore",), "last-tick": ("fluid",)}
+"""By sabotage: the protocols in which it is seen soonest, if it takes a rare coincidence."""
+
 
 @contextmanager
 def sabotaged(name: str | None) -> Iterator[None]:
