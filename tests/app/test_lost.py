@@ -20,6 +20,7 @@ from whimbrel.checkpoints import checkpointer as checkpointer_role
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.protocols.machine import Migration
 from whimbrel.core.router import UNOWNED
+from whimbrel.host.checkpoint import SavedLog
 from whimbrel.log.contract import Lane
 from whimbrel.log.folder import Logs
 from whimbrel.log.readers import INSTANCE
@@ -64,7 +65,8 @@ class House:
         )
         sites: dict[str, Any] = {name: self.site() for name in SITES}
         shapes = {"sum": Shape(PARTS)}
-        self.control = Mortal("p", shapes, self.data, self.journal, self.logs, sites, self.role, self.clock, "ideal")
+        logs, role = self.logs, self.role
+        self.control = Mortal("p", shapes, self.data, self.journal, logs, sites, role, self.clock, "ideal", SavedLog)
         self.control.dead = set()
         self.stage = self.control.stages["sum"]
         self.hands = {name: Hand(self.logs, name) for name in self.stage.coordinator.sites}

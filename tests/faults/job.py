@@ -1,6 +1,6 @@
 """The process that test_kill.py kills: runs a pipeline from a data directory, and says what it does, line by line.
 
-    python job.py DATA OUT ROWS [PROTOCOL SITE|INSTANCES]
+    python job.py HOST DATA OUT ROWS [PROTOCOL SITE|INSTANCES]
 
 Goes on where the directory stands. Waits until the migrations it has found there are over, then orders a move of
 everything to SITE, if one is given, or that many INSTANCES in the cloud, while records come in. Each phase is told
@@ -50,10 +50,10 @@ def job(out: Path, count: int) -> wb.Pipeline:
     return pipeline.stage("chain", Chain(BALLAST), groups=2).sink(wb.JsonLines(out, identity=True))
 
 
-def main(data: str, out: str, count: str, protocol: str = "", to: str = "") -> None:
+def main(host: str, data: str, out: str, count: str, protocol: str = "", to: str = "") -> None:
     """One life."""
     tell_phases()
-    with wb.run(job(Path(out), int(count)), data=data, keep=True, links=LINKS) as app:
+    with wb.run(job(Path(out), int(count)), data=data, keep=True, links=LINKS, host=host) as app:
         known = list(app.status()["stages"]["chain"]["migrations"])
         app.control.orchestrator.wait("chain", known, 60)
         if protocol:

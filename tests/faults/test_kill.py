@@ -17,10 +17,9 @@ import pytest
 from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.core import wire
+from whimbrel.host.contract import INLINE, MICRO_BATCH
 from whimbrel.log import EmbeddedLog
 from whimbrel.orchestrator.journal import Journal
-
-pytestmark = pytest.mark.spark
 
 JOB = ROOT / "tests" / "faults" / "job.py"
 FOR_EVER = 10**9
@@ -34,18 +33,19 @@ KILLS = [
 ]
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(900)  # four lives, each with the start of a JVM: half a minute or ten, as busy as the machine is
 def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("WHIMBREL_SEED", "1"))
     data, out, sites = tmp_path / "data", tmp_path / "results.jsonl", ["edge-1", "cloud"]
     for life, (protocol, phase, slack) in enumerate(KILLS):
-        child = Child(JOB, data, out, FOR_EVER, protocol, sites[life % 2], cwd=tmp_path)
+        child = Child(JOB, MICRO_BATCH, data, out, FOR_EVER, protocol, sites[life % 2], cwd=tmp_path)
         child.wait_for(f"phase m{life + 1} {phase}")
         threading.Event().wait(chance.uniform(0, slack))  # waits for nothing: it dies at an arbitrary moment
         child.kill()
         assert "ended" not in child.lines
     count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + 400
-    last = Child(JOB, data, out, count, cwd=tmp_path)
+    last = Child(JOB, MICRO_BATCH, data, out, count, cwd=tmp_path)
     assert last.end() == 0, last.told()
     assert "ended" in last.lines
 
@@ -62,7 +62,7 @@ def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp
 def test_a_run_that_is_killed_while_instances_come_and_go_has_the_old_ones_or_the_new(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "results.jsonl"
     for life, (wanted, phase) in enumerate([(2, "copying"), (1, "cutting")], 1):
-        child = Child(JOB, data, out, FOR_EVER, "live", wanted, cwd=tmp_path)
+        child = Child(JOB, INLINE, data, out, FOR_EVER, "live", wanted, cwd=tmp_path)
         child.wait_for(f"phase m{life} {phase}")
         child.kill()
     journal = Journal(data / "journal.db")
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_while_instances_come_and_go_has_the_old_ones_or_th
 
     for rest in (400, 800):
         count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + rest
-        last = Child(JOB, data, out, count, cwd=tmp_path)
+        last = Child(JOB, INLINE, data, out, count, cwd=tmp_path)
         assert last.end() == 0, last.told()
         assert compare(sequential(rows(count)()), read(out)) == EXACT
         journal = Journal(data / "journal.db")

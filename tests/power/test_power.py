@@ -103,7 +103,7 @@ def goes_on(spark: SparkSession, root: Path, image: Path, durability: str, rows:
 def test_a_power_failure_costs_nothing_or_is_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    monkeypatch.setattr("whimbrel.deploy.embedded.WARM_UPS", 1)
+    monkeypatch.setattr("whimbrel.spark.engine.SparkEngine.warm_ups", 1)
     shim, refusals, done = build_shim(tmp_path), list[WhimbrelError](), 0
     while done < FAILURES:
         number = min(AT_ONCE, FAILURES - done)

@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from whimbrel.core.errors import Conflict, Refused, Unavailable
+from whimbrel.cli.main import make_app
+from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.deploy import deployment
 from whimbrel.deploy.deployment import Deployment, agreed, load_job
+from whimbrel.deploy.orchestrator import OrchestratorProcess
+from whimbrel.deploy.site import SiteProcess
+from whimbrel.host.contract import INLINE
 from whimbrel.log.lock import lock_all, lock_role
 from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import Journal
@@ -78,6 +83,39 @@ def test_all_go_by_what_the_orchestrator_has_decided(tmp_path: Path, monkeypatch
     with pytest.raises(Refused, match="belongs to pipeline 'p'"):
         agreed(tmp_path, pipeline)
     journal.close()
+
+
+@pytest.mark.usefixtures("path")
+def test_a_site_runs_its_instances_on_the_deployments_host(tmp_path: Path) -> None:
+    pipeline = load_job(write(tmp_path, "job_h", JOB))
+    journal = Journal(tmp_path / "journal.db")
+    claim_directory(tmp_path, journal, pipeline.name, [stage.name for stage in pipeline.stages], ["cloud"])
+    Deployment(["cloud"], host=INLINE).save(journal)
+    with pytest.raises(Refused, match=r"on the host 'inline', not 'micro-batch': start this site with --host inline"):
+        SiteProcess("cloud", pipeline, tmp_path)
+    with pytest.raises(UnknownName, match="unknown host 'flink'; there is: inline, micro-batch"):
+        SiteProcess("cloud", pipeline, tmp_path, host="flink")
+    journal.close()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(
+    ("name", "host", "stage", "told"),
+    [
+        ("job_i", "flink", "Count()", "unknown host 'flink'; there is: inline, micro-batch"),
+        ("job_j", INLINE, "Count(), prepare=lambda frame: frame", "stage count has a prepare"),
+    ],
+)
+def test_a_host_that_cannot_run_the_job_is_refused_before_anything_runs(
+    tmp_path: Path, name: str, host: str, stage: str, told: str
+) -> None:
+    job, data = write(tmp_path, name, JOB.replace("Count()", stage)), tmp_path / "data"
+    with pytest.raises(Refused, match=told):
+        OrchestratorProcess(load_job(job), data, Deployment(["cloud"], host=host))
+    shown = CliRunner().invoke(make_app(), ["up", job, "--data", str(data), "--host", host])
+    assert isinstance(shown.exception, Refused)
+    assert told in str(shown.exception)
+    assert not (data / "journal.db").exists()
 
 
 def test_one_of_each_role_and_no_run_of_all_beside_them(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
 """A deployment of real processes, each of which is killed amid a move: the results are those of a calm run.
 
-One deployment serves all tests of this file, in their order; its results are looked at in the last but one, its end in
-the last.
+Without Spark; test_spark_kills.py has what a site with a JVM adds. One deployment serves all tests of this file, in
+their order; its results are looked at in the last but one, its end in the last.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from tests.faults.children import ROOT, Child
 from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.core.errors import Retry
 from whimbrel.deploy.orchestrator import Settled, settled_in
+from whimbrel.host.contract import INLINE
 from whimbrel.log import EmbeddedLog
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 LONG = 400.0
 SITES = ["cloud", "edge-1"]
 BUDGET = 20_000
@@ -104,15 +104,27 @@ class Deployed:
         assert self.phase(id) == "done"
         self.at = self.other
 
+    def check_end(self) -> None:
+        """Let the source end, and compare the results with a sequential run."""
+        (self.folder / "ending").touch()
+        self.wait(self.settled.has_finished, "everything is delivered")
+        sent = EmbeddedLog(self.folder / "data" / "logs" / "ingress-chain.db").counter("source") + 1
+        results = read(self.folder / "out.jsonl")
+        assert compare(sequential(rows(sent)()), results) == EXACT
+        assert len(results) == sent
+        moves = self.client.migrations()
+        assert {line["_epoch"] for line in results} == set(range(len(moves) + 1)), "each move was made under load"
+        assert {move.phase for move in moves} == {"done"}
 
-@pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    folder = tmp_path_factory.mktemp("deployment")
+
+@contextmanager
+def deployment(folder: Path, host: str) -> Iterator[Deployed]:
+    """A deployment of the job, with its data in a folder."""
     data = folder / "data"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     job = ROOT / "tests" / "processes" / "job.py"
-    options = ["--links", "delay=50ms,rate=8mbit", "--keep", "--dead", DEAD, "--port", port]
+    options = ["--links", "delay=50ms,rate=8mbit", "--keep", "--dead", DEAD, "--port", port, "--host", host]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHIMBREL_TEST_FOLDER", str(folder))
         up = Child("-m", "whimbrel", "up", job, "--data", data, "--sites", ",".join(SITES), *options, cwd=folder)
@@ -122,6 +134,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield Deployed(up, folder, client, settled_in(data))
     finally:
         up.kill()
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    with deployment(tmp_path_factory.mktemp("deployment"), INLINE) as deployed:
+        yield deployed
 
 
 def test_records_flow_and_a_live_move_goes_from_one_process_to_another(deployed: Deployed) -> None:
@@ -168,53 +186,8 @@ def test_data_flows_without_an_orchestrator_and_the_next_one_ends_what_it_had_be
     deployed.wait(lambda: deployed.states() == {"alive"}, "all are heard again")
 
 
-def test_a_site_whose_disk_is_full_stands_still_says_so_and_goes_on(deployed: Deployed) -> None:
-    """A limit on the size of files is what a full disk looks like that needs no disk of its own: every write fails."""
-    deployed.flow()
-    name = f"site {deployed.at}"
-    life = deployed.pids(name)
-    limit(life[-1], 0)
-    try:
-        deployed.wait(lambda: deployed.at in deployed.client.status()["disks"], "it says so")
-        told = deployed.client.status()["disks"][deployed.at]
-        assert told.startswith(f"the disk of {deployed.at} is full (")
-        assert [site.disk for site in deployed.client.sites() if site.name == deployed.at] == [told]
-    finally:
-        limit(life[-1], resource.RLIM_INFINITY)
-    deployed.flow()
-    deployed.wait(lambda: not deployed.client.status()["disks"], "it says no more")
-    assert deployed.pids(name) == life, "nobody had to start it again"
-    deployed.finish(deployed.begin("live", "copying"))
-
-
-def limit(pid: int, size: int) -> None:
-    """Let no file of a process, and of all that it started, grow beyond this; children that it starts inherit it."""
-    for _ in range(2):  # and those that were started meanwhile by one whose turn had not come
-        for one in [pid, *descendants(pid)]:
-            with suppress(ProcessLookupError):
-                hard = resource.prlimit(one, resource.RLIMIT_FSIZE)[1]
-                resource.prlimit(one, resource.RLIMIT_FSIZE, (size, hard))
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    for tasks in Path("/proc", str(pid), "task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, tasks.read_text().split()):
-                found += [child, *descendants(child)]
-    return found
-
-
 def test_all_results_are_exact_after_all_of_this(deployed: Deployed) -> None:
-    (deployed.folder / "ending").touch()
-    deployed.wait(deployed.settled.has_finished, "everything is delivered")
-    sent = EmbeddedLog(deployed.folder / "data" / "logs" / "ingress-chain.db").counter("source") + 1
-    results = read(deployed.folder / "out.jsonl")
-    assert compare(sequential(rows(sent)()), results) == EXACT
-    assert len(results) == sent
-    moves = deployed.client.migrations()
-    assert {line["_epoch"] for line in results} == set(range(len(moves) + 1)), "each move was made under load"
-    assert {move.phase for move in moves} == {"done"}
+    deployed.check_end()
 
 
 def test_when_the_one_that_started_them_is_killed_nothing_is_left(deployed: Deployed) -> None:

@@ -64,7 +64,7 @@ def test_how_many_work_on_it_changes_nothing(tmp_path: Path) -> None:
 
 def test_every_sabotage_is_caught(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    status, output = run("--sabotage", "all", "--seeds", "40", "--jobs", "2", "--json", str(path))
+    status, output = run("--sabotage", "all", "--seeds", "200", "--jobs", "2", "--json", str(path))
     assert (status, "every sabotage was caught" in output) == (0, True)
     report = json.loads(path.read_text())
     assert list(report["sabotages"]) == list(SABOTAGES)

@@ -107,9 +107,9 @@ def checkpoint(control: Control, instance: str) -> Checkpoint:
     stage, site = control.place_of(instance)
     store = stage.flow().store
     path = control.data / "sites" / site / instance
-    done = [int(file.name) for file in (path / "commits").glob("[0-9]*") if file.name.isdigit()]
+    done = control.saved(path).committed
     stored = store.checkpoint if store else None
-    return Checkpoint(instance, site, str(path.resolve()), max(done, default=None), stored)
+    return Checkpoint(instance, site, str(path.resolve()), done if done >= 0 else None, stored)
 
 
 def _ranges(bins: Sequence[int]) -> list[tuple[int, int]]:

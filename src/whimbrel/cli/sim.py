@@ -25,7 +25,7 @@ from rich.table import Table
 
 from whimbrel.lab.bench import report
 from whimbrel.lab.sim.run import CHOICES, Outcome, search
-from whimbrel.lab.sim.sabotage import SABOTAGES
+from whimbrel.lab.sim.sabotage import SABOTAGES, SEEN_IN
 
 SLICE = 5
 """Seeds that a worker runs at a time."""
@@ -53,9 +53,11 @@ def sim(
     """
     protocols = tuple(_chosen("protocol", protocol, CHOICES))
     safeguards: list[str | None] = [*_chosen("sabotage", sabotage, list(SABOTAGES))] if sabotage else [None]
+    soonest = SEEN_IN if protocol == "all" else {}
     start = time.monotonic()
     with _workers(min(jobs, seeds)) as workers:
-        outcomes = {off: _search(workers, protocols, range(seed, seed + seeds), off) for off in safeguards}
+        some = range(seed, seed + seeds)
+        outcomes = {off: _search(workers, soonest.get(off or "", protocols), some, off) for off in safeguards}
     seconds = round(time.monotonic() - start, 1)
     total = Outcome()
     for outcome in outcomes.values():

@@ -114,7 +114,7 @@ class App:
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        control = Control(pipeline.name, shapes, data, journal, logs, self.sites, self.gateway, wall_us, links)
+        control = Control(pipeline.name, shapes, data, journal, logs, self.sites, self.gateway, wall_us, links, saved)
         control.chores.accept_loss.update(accept_loss)
         self.control, orders = control, control.orders
         self.migrate, self.scale, self.drain = orders.migrate, orders.scale, orders.drain

@@ -33,7 +33,7 @@ from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat,
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import store_at
-from whimbrel.roles.site import check_stages
+from whimbrel.roles.site import check_stages, saved_by
 from whimbrel.rpc.access import Credential, credential
 from whimbrel.rpc.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
 from whimbrel.rpc.remote import bare, offer, remote
@@ -90,7 +90,8 @@ class RemoteControl(Control):
         self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
         logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
-        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, wall_us, links)
+        saved = saved_by(deployment.host)
+        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, wall_us, links, saved)
         self.chores.accept_loss.update(accept_loss)
         if restores and deployment.store is not None:
             self.policy = Policy(self, restore_to or None, wall_us)

@@ -23,6 +23,7 @@ from whimbrel.core.protocols.machine import Abandoned, Migration, Takeover
 from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
 from whimbrel.core.text import visible
+from whimbrel.host.contract import Saved
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.chores import Chores
 from whimbrel.orchestrator.handle import Handle
@@ -51,10 +52,11 @@ class Control:
         gateway: GatewayPort,
         clock_us: Callable[[], int],
         links: Given,
+        saved: Callable[[Path], Saved],
     ) -> None:
-        """`shapes`: by stage, in the order of the stages."""
+        """`shapes`: by stage, in the order of the stages. `saved` reads an instance's checkpoint in a folder."""
         self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
-        self.sites, self._pausing = sites, threading.Lock()
+        self.sites, self.saved, self._pausing = sites, saved, threading.Lock()
         self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
         self.stages: dict[str, StageControl] = {}
         self.chores = Chores(self.stages, sites, gateway, logs, data)
@@ -249,12 +251,8 @@ class Control:
 
     def instances_at(self, site: str) -> list[str]:
         """The instances that are to run at a site, without those that a migration relocates now."""
-        return [
-            name
-            for stage, control in self.stages.items()
-            for name in control.instances.at(site)
-            if not self.orchestrator.is_relocating(stage, name)
-        ]
+        here = [(stage, name) for stage, control in self.stages.items() for name in control.instances.at(site)]
+        return [name for stage, name in here if not self.orchestrator.is_relocating(stage, name)]
 
 
 def router_of(stage: str) -> str:

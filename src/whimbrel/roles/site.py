@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from whimbrel.core.errors import UnknownName
 from whimbrel.core.increments import STORE
-from whimbrel.host.contract import INLINE, Engine, Host, InstanceSpec, check_host
+from whimbrel.host.contract import INLINE, Engine, Host, InstanceSpec, Saved, check_host
 from whimbrel.host.threaded import InlineEngine, check_stage
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
@@ -28,6 +28,15 @@ def engine_of(host: str, name: str, spark: Any = None) -> Engine:
     from whimbrel.spark.engine import SparkEngine  # an inline host loads no Spark
 
     return SparkEngine(name, spark)
+
+
+def saved_by(host: str) -> Callable[[Path], Saved]:
+    """What reads the checkpoints of a kind of host, in a process that runs none."""
+    if check_host(host) == INLINE:
+        return InlineEngine.saved
+    from whimbrel.spark.checkpoint import Checkpoint
+
+    return Checkpoint
 
 
 def check_stages(pipeline: Pipeline, host: str) -> None:

@@ -271,6 +271,9 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "going-on": (Forwarder, "_pieces", _start_over),
 }
 
+SEEN_IN: dict[str, tuple[str, ...]] = {"confirming": ("restore",), "last-tick": ("fluid",)}
+"""By sabotage: the protocols in which it is seen soonest, if it takes a rare coincidence."""
+
 
 @contextmanager
 def sabotaged(name: str | None) -> Iterator[None]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, SCHEMA, Chain, compare, read, rows, sequential
 from whimbrel.core.errors import Conflict
+from whimbrel.host.contract import INLINE
 from whimbrel.log import EmbeddedLog
-
-pytestmark = pytest.mark.spark
 
 
 class Stopped(Exception):
@@ -25,15 +23,15 @@ def job(out: Path, count: int = 10**9, name: str = "again", stage: str = "chain"
     return pipeline.stage(stage, Chain()).sink(wb.JsonLines(out))
 
 
-def test_a_run_that_stops_in_the_middle_goes_on_from_its_directory(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_that_stops_in_the_middle_goes_on_from_its_directory(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out.jsonl"
 
     def stop_in_the_middle() -> None:
-        with wb.run(job(out), data=data, spark=spark) as app:
+        with wb.run(job(out), data=data, host=INLINE) as app:
             until(lambda: app.status()["records"]["delivered"] > 100, "some results")
             assert app.migrate("chain", to="edge-1", keys=["k00", "k05"]).wait(60).outcome == "done"
             with pytest.raises(Conflict, match="another run uses"):
-                wb.run(job(out), data=data, spark=spark)
+                wb.run(job(out), data=data, host=INLINE)
             raise Stopped
 
     with pytest.raises(Stopped):
@@ -44,11 +42,11 @@ def test_a_run_that_stops_in_the_middle_goes_on_from_its_directory(spark: SparkS
     # What cannot go on here is refused, and harms nothing.
     for refused, sites in ((job(out, name="other"), None), (job(out, stage="other"), None), (job(out), ["cloud"])):
         with pytest.raises(wb.Refused):
-            wb.run(refused, sites=sites or ["cloud", "edge-1"], data=data, spark=spark)
+            wb.run(refused, sites=sites or ["cloud", "edge-1"], data=data, host=INLINE)
     assert read(out) == first
 
     count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + 500
-    with wb.run(job(out, count), data=data, spark=spark) as app:
+    with wb.run(job(out, count), data=data, host=INLINE) as app:
         assert app.status()["stages"]["chain"]["migrations"] == {"m1": "done"}
         assert app.migrate("chain", to="edge-1", keys=["k00", "k05"]).is_noop, "routes outlive a run"
         app.wait(120)
@@ -57,7 +55,7 @@ def test_a_run_that_stops_in_the_middle_goes_on_from_its_directory(spark: SparkS
     assert results[: len(first)] == first, "what was delivered stays as it is"
     assert compare(sequential(rows(count)()), results) == EXACT
 
-    with wb.run(job(out, count), sites=["cloud", "edge-1", "edge-2"], data=data, spark=spark) as app:
+    with wb.run(job(out, count), sites=["cloud", "edge-1", "edge-2"], data=data, host=INLINE) as app:
         assert app.migrate("chain", to="edge-2", keys=["k00", "k01"]).wait(60).outcome == "done", "a new site"
         app.wait(60)
     assert read(out) == results, "a third run finds nothing to do"

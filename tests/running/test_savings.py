@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, Chain, read, running
 from whimbrel.checkpoints.central import CentralStore
 from whimbrel.cli.main import make_app
+from whimbrel.host.contract import INLINE
 
-pytestmark = pytest.mark.spark
 
-
-def test_the_store_has_the_states_of_all_keys_wherever_they_are(tmp_path: Path, spark: SparkSession) -> None:
+def test_the_store_has_the_states_of_all_keys_wherever_they_are(tmp_path: Path) -> None:
     url = str(tmp_path / "store")
-    with running(tmp_path, spark, keep=False, store=url, save_every=0.5) as job:
+    with running(tmp_path, host=INLINE, keep=False, store=url, save_every=0.5) as job:
         gateway = job.app.first.gateway
         until(lambda: (job.app.status()["stages"]["chain"]["store"]["checkpoint"] or 0) >= 2, "two checkpoints", 60)
         assert job.app.migrate("chain", keys=["k00", "k03"], to="edge-1").wait(60).outcome == "done"

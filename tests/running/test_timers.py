@@ -7,15 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pyspark.sql import SparkSession
-
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import read, rows
 from whimbrel.core.operator import Context, Emit
-
-pytestmark = pytest.mark.spark
+from whimbrel.host.contract import INLINE
 
 COUNT = 1_000
 PERIOD = 70
@@ -60,12 +56,12 @@ def timed() -> Iterator[dict[str, Any]]:
         yield {**row, "at": row["n"]}
 
 
-def test_every_timer_fires_once_in_its_place_and_the_run_ends(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_timer_fires_once_in_its_place_and_the_run_ends(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     source = wb.Items(timed, schema="key string, n long, at long", rate=250)
     pipeline = wb.Pipeline("timed", source=source, key="key", event_time="at")
     pipeline.stage("periods", Periods(), groups=2).sink(wb.JsonLines(out))
-    with wb.run(pipeline, spark=spark) as app:
+    with wb.run(pipeline, host=INLINE) as app:
         until(lambda: app.status()["records"]["delivered"], "the first period is over", 60)
         for site, protocol in (("edge-1", "live"), ("cloud", "pause")):
             assert app.migrate("periods", to=site, protocol=protocol).wait(60).outcome == "done"

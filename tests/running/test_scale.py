@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, Job, running
 from whimbrel.core.errors import Conflict
-
-pytestmark = pytest.mark.spark
+from whimbrel.host.contract import INLINE
 
 
 @pytest.fixture(scope="module")
-def job(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with running(tmp_path_factory.mktemp("scale"), spark, ballast=2_000) as job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with running(tmp_path_factory.mktemp("scale"), host=INLINE, ballast=2_000) as job:
         yield job
 
 

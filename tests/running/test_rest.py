@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, running
 from whimbrel.cli.main import make_app
+from whimbrel.host.contract import INLINE
 
-pytestmark = pytest.mark.spark
 
-
-def test_a_stream_moves_pauses_and_leaves_a_site_by_orders_from_outside(tmp_path: Path, spark: SparkSession) -> None:
-    with running(tmp_path, spark) as job:
+def test_a_stream_moves_pauses_and_leaves_a_site_by_orders_from_outside(tmp_path: Path) -> None:
+    with running(tmp_path, host=INLINE) as job:
         job.app.serve()
         with wb.connect(data=job.data) as client:
             moved = client.migrate("chain", keys=["k00", "k03"], to="edge-1").wait(60)

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, SCHEMA, Chain, compare, read, rows, sequential
 from whimbrel.core.operator import Emit
-
-pytestmark = pytest.mark.spark
+from whimbrel.host.contract import INLINE
 
 COUNT = 1_500
 
@@ -53,13 +50,13 @@ class Collect(Chain):
         super().process(f"{key}/{event.parcel}", event, one, note)
 
 
-def test_a_move_of_the_second_stage_keeps_the_results_exact(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_move_of_the_second_stage_keeps_the_results_exact(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     pipeline = wb.Pipeline("two", source=wb.Items(rows(COUNT), schema=SCHEMA, rate=300), key="key")
     pipeline.stage("sort", Sort(), groups=2)
     pipeline.stage("collect", Collect(), key="hand", schema="hand string, parcel string, n long", groups=2)
     pipeline.sink(wb.JsonLines(out))
-    with wb.run(pipeline, spark=spark) as app:
+    with wb.run(pipeline, host=INLINE) as app:
         until(lambda: len(app.control.stages["collect"].keys.now()) == 5, "all hands are busy")
         second = app.migrate("collect", to="edge-1", keys=["hand-1", "hand-3"])
         first = app.migrate("sort", to="edge-1", share=0.5)

@@ -9,20 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.stories import timeless
 from tests.spark_app.jobs import EXACT, Job, running
 from whimbrel.core.errors import Conflict
 from whimbrel.core.keys import BINS, bin_of
-
-pytestmark = pytest.mark.spark
+from whimbrel.host.contract import INLINE
 
 
 @pytest.fixture(scope="module")
-def job(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with running(tmp_path_factory.mktemp("migrate"), spark) as job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with running(tmp_path_factory.mktemp("migrate"), host=INLINE) as job:
         yield job
 
 

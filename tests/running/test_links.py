@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.app.waiting import until
 from tests.spark_app.jobs import EXACT, KEYS, Job, running
+from whimbrel.host.contract import INLINE
 from whimbrel.orchestrator.stage import BUDGET, LEAST_BUDGET
-
-pytestmark = pytest.mark.spark
 
 LINK = "delay=50ms,rate=10mbit"
 BALLAST = 100_000
@@ -24,8 +22,8 @@ BETWEEN = ("cloud", "edge-1")
 
 
 @pytest.fixture(scope="module")
-def job(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with running(tmp_path_factory.mktemp("links"), spark, BALLAST, links={BETWEEN: LINK}) as job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with running(tmp_path_factory.mktemp("links"), None, BALLAST, host=INLINE, links={BETWEEN: LINK}) as job:
         yield job
 
 
