@@ -8,6 +8,7 @@
     ├── Retry              the same call may succeed later; it had no effect
     │   └── Unavailable        a required resource is currently unavailable
     │       ├── Full               for instance, disk space
+    │       ├── SpoolFull          or a spool's bytes: its destination does not take them fast enough
     │       └── Unstarted          an instance does not start, and has run no batch since it was copied there
     ├── Stop               data on disk is inconsistent: do not continue, investigate
     │   ├── Trimmed            a read of trimmed log entries
@@ -72,6 +73,10 @@ class Full(Unavailable):
 
     def __init__(self, why: object) -> None:
         super().__init__(f"{self.SIGN}: {why}")
+
+
+class SpoolFull(Unavailable):
+    """A spool holds as many bytes as it may: its destination is slow or out of reach. Append again later."""
 
 
 class Unstarted(Unavailable):

@@ -1,0 +1,453 @@
+"""Sender and receiver: in order and exactly once, whichever of them dies between any two of their steps."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.transport.places import OWNER, Places, blobs
+from whimbrel.core.errors import Diverged, Full, Refused, Unavailable
+from whimbrel.core.link import Link
+from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
+from whimbrel.transport import Receiver, Sender
+from whimbrel.transport.connection import Connect, Connection, local
+from whimbrel.transport.emulated import EmulatedLink
+from whimbrel.transport.protocol import (
+    PLAIN,
+    SKIPPED,
+    VERSION,
+    ZSTD,
+    Ack,
+    Batch,
+    Compressor,
+    Failed,
+    Hello,
+    Welcome,
+    decode,
+    encode,
+)
+from whimbrel.transport.sender import BATCHES
+
+
+class Died(BaseException):
+    """A process dies: nothing may catch it."""
+
+
+class Mortal:
+    """Any object, whose process dies before or after the n-th of all calls that change or send something."""
+
+    left = 0
+    CALLS = ("append", "trim", "send", "receive", "read", "commit")
+
+    def __init__(self, inner: Any, after: bool) -> None:
+        self._inner, self._after = inner, after
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in self.CALLS:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            Mortal.left -= 1
+            if Mortal.left == 0 and not self._after:
+                raise Died
+            done = found(*args, **kwargs)
+            if Mortal.left == 0:
+                raise Died
+            return done
+
+        return call
+
+
+def fill(places: Places, number: int, log: str = "inbox") -> list[bytes]:
+    """Append so many entries of three writers, in turn."""
+    remote, made = places.remote(log), []
+    for counter in range(number):
+        for writer in "abc":
+            made.append(f"{writer}{counter}".encode())
+            remote.append(made[-1], count=1, writer=writer, counter=counter)
+    return made
+
+
+def emulated(places: Places, link: str) -> EmulatedLink:
+    """A link from edge-1 to cloud, in the time of the places."""
+    return EmulatedLink("edge-1->cloud", Link.parse(link), local(places.receiver(), "edge-1"), lambda: places.now_us)
+
+
+def run_until_done(places: Places, connect: Callable[[], Connect], most: int = 200) -> int:
+    """A sender, and a new one after each death. Returns the number of deaths."""
+    for deaths in range(most):
+        try:
+            places.drain(Sender(places.spool(), connect(), batch=40))
+        except Died:
+            continue
+        return deaths
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+def test_killed_at_any_step_every_entry_arrives_once_and_in_order(after: bool) -> None:
+    deaths = 0
+    for moment in range(1, 80):
+        places = Places()
+        expected = fill(places, 4)
+        inbox = places.logs["inbox"]
+        places.logs["inbox"] = Mortal(inbox, after)
+        plain = places.spooled
+        places.spooled = Mortal(plain, after)
+        Mortal.left = moment + 1  # the spool's first look at its owner is a call of its own
+
+        def connect() -> Connect:
+            inner = local(places.receiver(), "edge-1")  # noqa: B023
+            return lambda wake: Mortal(inner(wake), after)
+
+        deaths += run_until_done(places, connect)
+        assert blobs(inbox) == expected, moment
+        assert plain.head() == plain.tail()
+        assert [inbox.counter(writer) for writer in "abc"] == [3, 3, 3]
+    assert deaths > 30, "the seams were reached"
+
+
+def test_a_consumer_that_trims_at_once_does_not_turn_a_repeated_batch_into_a_difference() -> None:
+    places = Places()
+    fill(places, 3)
+    first = local(places.receiver(), "edge-1")(lambda: None)
+    first.send(encode(Hello(VERSION, "d1", "edge-1", "cloud")))
+    first.send(encode(Batch(0, [entry.blob for entry in places.spooled.read(0)])))
+    inbox = places.logs["inbox"]
+    inbox.trim(inbox.tail())  # and the acknowledgement is lost
+    places.drain(places.sender())
+    assert (inbox.head(), inbox.tail()) == (9, 9)
+
+
+class Slow:
+    """A receiver that answers only when it is told to: what is in flight can be counted."""
+
+    due_us = None
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner, self.frames, self.closed = inner, deque[bytes](), False
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def pass_on(self, number: int = 1) -> None:
+        for _ in range(number):
+            self._inner.send(self.frames.popleft())
+
+    def receive(self) -> bytes | None:
+        return self._inner.receive()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_several_batches_are_in_flight_and_only_acknowledged_ones_are_trimmed() -> None:
+    places = Places()
+    fill(places, 10)
+    made: list[Slow] = []
+
+    def connect(wake: Callable[[], None]) -> Connection:
+        made.append(Slow(local(places.receiver(), "edge-1")(wake)))
+        return made[-1]
+
+    sender = places.sender(connect, batch=100, window=500)
+    sender.step(0)
+    assert len(made[0].frames) == 1, "the greeting, and nothing before it is answered"
+    made[0].pass_on()
+    sender.step(1)
+    assert 4 <= len(made[0].frames) <= 6
+    assert sender.in_flight >= 500
+    assert places.spooled.head() == 0
+    made[0].pass_on(2)
+    sender.step(2)
+    assert places.spooled.head() == places.logs["inbox"].tail() > 0
+    assert len(made[0].frames) >= 4, "what was acknowledged makes room"
+
+
+def test_small_batches_in_flight_are_bounded_in_number() -> None:
+    places = Places()
+    fill(places, 50)
+    made: list[Slow] = []
+
+    def connect(wake: Callable[[], None]) -> Connection:
+        made.append(Slow(local(places.receiver(), "edge-1")(wake)))
+        return made[-1]
+
+    sender = places.sender(connect, batch=1)
+    sender.step(0)
+    made[0].pass_on()
+    sender.step(1)
+    assert len(made[0].frames) == BATCHES
+
+
+def failing(log: Log, error: Exception) -> Log:
+    """A log whose appends fail."""
+
+    class Failing:
+        def append(self, *args: Any, **kwargs: Any) -> None:
+            raise error
+
+    return Failing()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("error", [Full("disk of cloud"), Unavailable("the log is locked"), OSError("what")])
+def test_a_full_disk_or_a_lock_is_waited_for_with_back_off(error: Exception) -> None:
+    places = Places()
+    expected = fill(places, 2)
+    inbox = places.logs["inbox"]
+    places.logs["inbox"] = failing(inbox, error)
+    sender = places.sender()
+    pauses, now_us = [], 0
+    for _ in range(3):
+        while (due_us := sender.step(now_us)) is None:
+            pass
+        pauses.append(due_us - now_us)
+        now_us = due_us
+        held_up = sender.held_up()
+        assert held_up is not None
+        assert f"cloud answers: {error}" in held_up.why
+    assert pauses[0] < pauses[1] < pauses[2]
+    assert sender.step(now_us - 1) == now_us, "not before its time"
+    assert not sender.spool.is_empty
+    places.logs["inbox"] = inbox
+    places.now_us = now_us
+    places.drain(sender)
+    assert blobs(inbox) == expected
+    assert sender.held_up() is None
+
+
+def test_a_place_can_neither_write_in_another_name_nor_to_a_log_that_it_must_not() -> None:
+    def policy(place: str, log: str, lane: Lane, writer: str) -> bool:
+        return log == "inbox" and writer.startswith(f"{place}/")
+
+    for log, writer, good in [
+        ("inbox", "edge-1/a", True),
+        ("inbox", "edge-2/a", False),
+        ("journal", "edge-1/a", False),
+    ]:
+        places = Places("inbox", "journal")
+        places.remote(log).append(b"x", count=1, writer=writer, counter=0)
+        sender = places.sender(local(places.receiver(may_append=policy), "edge-1"))
+        if good:
+            places.drain(sender)
+        else:
+            with pytest.raises(Refused, match=rf"edge-1 may not append to {log} \(DATA\) as '{writer}'"):
+                places.drain(sender)
+        assert (blobs(places.logs[log]) == [b"x"]) is good
+
+
+def test_a_log_that_does_not_exist_is_named() -> None:
+    places = Places()
+    places.remote("nowhere").append(b"x", count=1, writer="w", counter=0)
+    with pytest.raises(Refused, match="unknown log 'nowhere'"):
+        places.drain(places.sender())
+
+
+def answered(receiver: Receiver, caller: str, **given: Any) -> Any:
+    hello = Hello(**{"version": VERSION, "deployment": "d1", "place": "edge-1", "to": "cloud", **given})
+    session = receiver.session(caller)
+    answer = decode(session.answer(encode(hello)))
+    assert session.is_over is isinstance(answer, Failed)
+    return answer
+
+
+def test_the_greeting_tells_strangers_apart_and_names_both() -> None:
+    receiver = Places().receiver()
+    assert answered(receiver, "edge-1") == Welcome(VERSION, "cloud")
+    other = answered(receiver, "edge-1", deployment="d9")
+    assert other.kind == "refused"
+    assert "'d9'" in other.why
+    assert "'d1'" in other.why
+    newer = answered(receiver, "edge-1", version=VERSION + 1)
+    assert newer.kind == "retry", "it passes when both are upgraded"
+    assert f"edge-1 speaks version {VERSION + 1}" in newer.why
+    assert f"cloud speaks {VERSION}" in newer.why
+    impostor = answered(receiver, "edge-2")
+    assert (impostor.kind, "edge-2, as its certificate says, calls itself edge-1" in impostor.why) == ("refused", True)
+    lost = answered(receiver, "edge-1", to="edge-3")
+    assert (lost.kind, "this is cloud, not edge-3" in lost.why) == ("refused", True)
+
+
+def test_a_sender_to_another_deployment_stops_and_one_with_another_version_waits() -> None:
+    places = Places()
+    fill(places, 1)
+    with pytest.raises(Refused, match=r"'d1'.*'d2'"):
+        places.drain(places.sender(local(places.receiver(deployment="d2"), "edge-1")))
+
+    class Newer:
+        """A receiver of a newer version."""
+
+        due_us = None
+
+        def send(self, frame: bytes) -> None:
+            self.answer: bytes | None = encode(Failed("a kind of tomorrow", "edge-1 speaks 1, cloud speaks 2"))
+
+        def receive(self) -> bytes | None:
+            return self.answer
+
+        def close(self) -> None: ...
+
+    sender = places.sender(lambda wake: Newer())
+    assert sender.step(0) is not None
+    held_up = sender.held_up()
+    assert held_up is not None
+    assert "cloud speaks 2" in held_up.why
+
+
+def test_frames_that_are_not_expected_end_the_session_and_append_nothing() -> None:
+    places = Places()
+    fill(places, 1)
+    entries = [entry.blob for entry in places.spooled.read(0)]
+    hello = encode(Hello(VERSION, "d1", "edge-1", "cloud"))
+    for frames in (
+        [encode(Batch(0, entries))],
+        [hello, hello],
+        [hello, encode(Ack(1))],
+        [hello, b""],
+        [hello, b"\1\xff\xff\xff\xff"],
+        [hello, b"\0junk"],
+        [hello, b"\2junk"],
+        [hello, encode(Batch(0, [])), encode(Batch(5, entries))],
+        [hello, encode(Batch(0, [b"damaged"]))],
+    ):
+        session = places.receiver().session("edge-1")
+        *_, last = [decode(session.answer(frame)) for frame in frames]
+        assert isinstance(last, Failed)
+        assert session.is_over
+        assert isinstance(decode(session.answer(encode(Batch(0, entries)))), Failed), "it stays over"
+        assert blobs(places.logs["inbox"]) == []
+
+
+@pytest.mark.parametrize("answer", [Ack(99), Welcome(VERSION, "edge-7"), Hello(VERSION, "d1", "x", "y")])
+def test_answers_that_do_not_fit_trim_nothing(answer: Any) -> None:
+    places = Places()
+    fill(places, 1)
+
+    class Liar(Slow):
+        def receive(self) -> bytes | None:
+            return encode(answer)
+
+    sender = places.sender(lambda wake: Liar(local(places.receiver(), "edge-1")(wake)))
+    assert sender.step(0) is not None
+    assert sender.held_up() is not None
+    assert places.spooled.head() == 0
+
+
+def test_a_day_of_spool_drains_in_order_in_bounded_memory(tmp_path: Path) -> None:
+    """An edge that was cut off for a day: 86,400 s of entries, with a simulated clock and an emulated link."""
+    spooled, number, size = EmbeddedLog(tmp_path / "spool"), 8640, 2000
+    places = Places(make=lambda name: spooled if name == "spool" else Digest())  # type: ignore[arg-type, return-value]
+    link = emulated(places, "delay=20ms,rate=100mbit,loss=0.1%")
+    link.cut(True)
+    remote, sender = places.remote(), places.sender(link.connect)
+    for counter in range(number):
+        remote.append(counter.to_bytes(4, "big") * (size // 4), count=1, writer="w", counter=counter)
+        places.now_us += 10_000_000
+        if counter % 1000 == 0:
+            sender.step(places.now_us)
+    held_up = sender.held_up()
+    assert held_up is not None
+    assert held_up.for_s > 70_000
+    assert sender.spool.waiting > number * size
+    link.cut(False)
+    tracemalloc.start()
+    places.drain(sender, most=100_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    inbox: Any = places.logs["inbox"]
+    assert inbox.seen == number, "in order, exactly once"
+    assert peak < sender.spool.limit / 100
+    assert peak < number * size, "less than the spool"
+    spooled.close()
+
+
+class Digest:
+    """A log of one writer that keeps nothing but its counter, and wants the next number each time."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane, replays: bool) -> int | None:
+        if counter < self.seen:
+            return None
+        assert counter == self.seen
+        assert blob[:4] == blob[-4:] == counter.to_bytes(4, "big")
+        self.seen += 1
+        return counter
+
+
+def test_over_an_emulated_link_with_cuts_everything_arrives_once_and_in_order() -> None:
+    places = Places()
+    expected = fill(places, 60)
+    link = emulated(places, "delay=20ms,jitter=5ms,rate=1mbit,loss=20%")
+    sender = places.sender(link.connect, batch=200, window=400)
+    cuts = 0
+    for step in range(20_000):
+        if sender.spool.is_empty:
+            break
+        if step % 7 == 6:
+            link.cut(not link.is_cut)
+            cuts += 1
+        due_us = sender.step(places.now_us)
+        places.now_us = max(places.now_us + 1000, due_us or 0)
+    assert sender.spool.is_empty
+    assert cuts > 4
+    assert blobs(places.logs["inbox"]) == expected
+    assert link.sent > sum(map(len, expected)), "with what was lost"
+
+
+def test_a_link_of_40_ms_is_not_idle_between_batches() -> None:
+    """A window of several batches: the time is that of the bytes and one round trip, not a round trip a batch."""
+    places = Places()
+    remote, size, number = places.remote(), 20_000, 40
+    for counter in range(number):
+        remote.append(os.urandom(size), count=1, writer="w", counter=counter)
+    link = emulated(places, "delay=20ms,rate=80mbit")
+    sender = places.sender(link.connect, batch=size)
+    places.drain(sender)
+    on_the_line_us = number * size * 8 / 80
+    assert on_the_line_us < places.now_us < on_the_line_us + 100_000 < number * 40_000
+
+
+def test_a_difference_at_the_other_place_stops_the_sender_with_both_contents() -> None:
+    places = Places()
+    places.logs["inbox"].append(b"theirs", count=1, writer="a", counter=0)
+    places.remote().append(b"ours", count=1, writer="a", counter=0)
+    sender = places.sender()
+    with pytest.raises(Diverged, match=r"theirs.*ours"):
+        places.drain(sender)
+    assert sender.error is not None
+    assert blobs(places.logs["inbox"]) == [b"theirs"]
+
+
+def test_compression_is_used_where_it_pays_and_gives_back_the_same() -> None:
+    compressor = Compressor()
+    text, noise = Batch(0, [b"speed=12.5 " * 1000] * 3), Batch(0, [os.urandom(9000)])
+    small = Batch(0, [b"x" * 100])
+    packed = compressor.encode(text)
+    assert packed[0] == ZSTD
+    assert len(packed) < 2000
+    assert compressor.encode(small)[0] == PLAIN
+    assert decode(packed) == text
+    frames = [compressor.encode(noise), *(compressor.encode(text) for _ in range(SKIPPED + 1))]
+    assert [frame[0] for frame in frames] == [PLAIN] * (SKIPPED + 1) + [ZSTD]
+    assert [decode(frame) for frame in frames] == [noise] + [text] * (SKIPPED + 1)
+
+
+def test_the_owner_of_a_spool_is_who_says_hello() -> None:
+    heard: list[bytes] = []
+
+    class Ear(Slow):
+        def send(self, frame: bytes) -> None:
+            heard.append(frame)
+
+    places = Places(make=lambda name: MemoryLog())
+    places.sender(lambda wake: Ear(local(places.receiver(), "edge-1")(wake))).step(0)
+    assert [decode(frame) for frame in heard] == [Hello(VERSION, OWNER.deployment, OWNER.here, OWNER.there)]
