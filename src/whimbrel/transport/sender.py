@@ -106,14 +106,14 @@ class Sender:
             self._take(connection)
             self._fill(connection)
             return connection.due_us
-        except Retry as error:
+        except WhimbrelError as raised:
+            error = self._explained(raised)
             self._drop()
+            if not isinstance(error, Retry):
+                self.error = error
+                raise error from raised
             self._retry_us = now_us + round(self._backoff.failed(error) * 1e6)
             return self._retry_us
-        except WhimbrelError as error:
-            self._drop()
-            self.error = error
-            raise
 
     def close(self) -> None:
         """Close the connection; the rest of the spool is sent by the next sender."""
@@ -125,6 +125,16 @@ class Sender:
         owner = self.spool.owner
         connection.send(encode(Hello(VERSION, owner.deployment, owner.here, owner.there)))
         return connection
+
+    def _explained(self, error: WhimbrelError) -> WhimbrelError:
+        """The last answer, if it says why the receiver has closed the connection that has just failed."""
+        connection, answers = self._connection, 0
+        with suppress(Unavailable, Corrupt):
+            while connection is not None and answers <= BATCHES and (answer := connection.receive()) is not None:
+                answers += 1
+                if isinstance(frame := decode(answer), Failed):
+                    return frame.error(self.there)
+        return error
 
     def _drop(self) -> None:
         self._is_welcome, connection, self._connection = False, self._connection, None
@@ -146,7 +156,7 @@ class Sender:
                 raise frame.error(self.there)
             if isinstance(frame, Welcome) and frame.place == self.there and not self._is_welcome:
                 self._is_welcome = True
-            elif isinstance(frame, Ack) and self._acknowledged <= frame.position <= self._next:
+            elif isinstance(frame, Ack) and self._acknowledged < frame.position <= self._next:
                 self._acknowledge(frame.position)
             else:
                 raise Unavailable(f"{self.there} sent {frame}, which does not fit: sent is all below {self._next}")
