@@ -9,6 +9,7 @@ from whimbrel.core.errors import UnknownName
 from whimbrel.log import Entry, Lane, Log, MemoryLog
 from whimbrel.transport import OutgoingSpool, Receiver, RemoteLog, Sender
 from whimbrel.transport.connection import Connect, local
+from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.spool import LIMIT, Owner
 
 OWNER = Owner("d1", "edge-1", "cloud")
@@ -22,9 +23,15 @@ def anything(place: str, log: str, lane: Lane, writer: str) -> bool:
 class Places:
     """Logs survive; sender and receiver are made anew after each death."""
 
-    def __init__(self, *names: str, make: Callable[[str], Log] = lambda name: MemoryLog(), limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        *names: str,
+        make: Callable[[str], Log] = lambda name: MemoryLog(),
+        limit: int = LIMIT,
+        large: LargeEntries | None = None,
+    ) -> None:
         self.logs = {name: make(name) for name in names or ("inbox",)}
-        self.spooled, self.limit = make("spool"), limit
+        self.spooled, self.limit, self.large = make("spool"), limit, large
         self.now_us = 0
 
     def log_of(self, name: str) -> Log:
@@ -33,7 +40,7 @@ class Places:
         return self.logs[name]
 
     def spool(self, owner: Owner = OWNER) -> OutgoingSpool:
-        return OutgoingSpool(self.spooled, owner, self.limit)
+        return OutgoingSpool(self.spooled, owner, self.limit, self.large)
 
     def remote(self, name: str = "inbox") -> RemoteLog:
         return RemoteLog(self.spool(), name)

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.transport.places import OWNER, Places, blobs
-from whimbrel.core.errors import Diverged, Full, Refused, Unavailable
+from whimbrel.core.errors import Corrupt, Diverged, Full, Refused, Unavailable
 from whimbrel.core.link import Link
 from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
 from whimbrel.transport import Receiver, Sender
 from whimbrel.transport.connection import Connect, Connection, local
 from whimbrel.transport.emulated import EmulatedLink
+from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.protocol import (
     PLAIN,
     SKIPPED,
@@ -43,7 +46,7 @@ class Mortal:
     """Any object, whose process dies before or after the n-th of all calls that change or send something."""
 
     left = 0
-    CALLS = ("append", "trim", "send", "receive", "read", "commit")
+    CALLS = ("append", "trim", "send", "receive", "read", "write", "remove")
 
     def __init__(self, inner: Any, after: bool) -> None:
         self._inner, self._after = inner, after
@@ -91,16 +94,19 @@ def run_until_done(places: Places, connect: Callable[[], Connect], most: int = 2
     raise AssertionError("it never ends")
 
 
+@pytest.mark.parametrize("in_files", [False, True], ids=["in the log", "in files"])
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
-def test_killed_at_any_step_every_entry_arrives_once_and_in_order(after: bool) -> None:
+def test_killed_at_any_step_every_entry_arrives_once_and_in_order(after: bool, in_files: bool, tmp_path: Path) -> None:
     deaths = 0
     for moment in range(1, 80):
-        places = Places()
+        places = Places(large=LargeEntries(tmp_path / f"{moment}", least=0) if in_files else None)
         expected = fill(places, 4)
         inbox = places.logs["inbox"]
         places.logs["inbox"] = Mortal(inbox, after)
         plain = places.spooled
         places.spooled = Mortal(plain, after)
+        if places.large is not None:
+            places.large = Mortal(places.large, after)  # type: ignore[assignment]
         Mortal.left = moment + 1  # the spool's first look at its owner is a call of its own
 
         def connect() -> Connect:
@@ -110,6 +116,7 @@ def test_killed_at_any_step_every_entry_arrives_once_and_in_order(after: bool) -
         deaths += run_until_done(places, connect)
         assert blobs(inbox) == expected, moment
         assert plain.head() == plain.tail()
+        assert not list(tmp_path.glob("*/*")), "no file is left"
         assert [inbox.counter(writer) for writer in "abc"] == [3, 3, 3]
     assert deaths > 30, "the seams were reached"
 
@@ -119,7 +126,7 @@ def test_a_consumer_that_trims_at_once_does_not_turn_a_repeated_batch_into_a_dif
     fill(places, 3)
     first = local(places.receiver(), "edge-1")(lambda: None)
     first.send(encode(Hello(VERSION, "d1", "edge-1", "cloud")))
-    first.send(encode(Batch(0, [entry.blob for entry in places.spooled.read(0)])))
+    first.send(encode(Batch(0, places.spool().entries(0, 10_000))))
     inbox = places.logs["inbox"]
     inbox.trim(inbox.tail())  # and the acknowledgement is lost
     places.drain(places.sender())
@@ -304,7 +311,7 @@ def test_a_sender_to_another_deployment_stops_and_one_with_another_version_waits
 def test_frames_that_are_not_expected_end_the_session_and_append_nothing() -> None:
     places = Places()
     fill(places, 1)
-    entries = [entry.blob for entry in places.spooled.read(0)]
+    entries = places.spool().entries(0, 10_000)
     hello = encode(Hello(VERSION, "d1", "edge-1", "cloud"))
     for frames in (
         [encode(Batch(0, entries))],
@@ -451,3 +458,12 @@ def test_the_owner_of_a_spool_is_who_says_hello() -> None:
     places = Places(make=lambda name: MemoryLog())
     places.sender(lambda wake: Ear(local(places.receiver(), "edge-1")(wake))).step(0)
     assert [decode(frame) for frame in heard] == [Hello(VERSION, OWNER.deployment, OWNER.here, OWNER.there)]
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\0", b"\1\0\0\0\x20", b"\0\x83\xa4type\xa5batch"]))
+def test_whatever_bytes_arrive_are_a_frame_or_corrupt(blob: bytes, head: bytes) -> None:
+    try:
+        frame = decode(head + blob)
+    except Corrupt:
+        return
+    assert decode(encode(frame)) == frame

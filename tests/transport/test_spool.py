@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.transport.places import OWNER, Places, blobs
-from whimbrel.core.errors import Diverged, Refused, Retry, SpoolFull
+from whimbrel.core.errors import Corrupt, Diverged, Refused, Retry, SpoolFull
 from whimbrel.log import EmbeddedLog, Lane
+from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.spool import ENTRY, Owner
 
 
@@ -116,3 +117,50 @@ def test_a_spool_of_another_deployment_or_place_is_refused_and_both_are_named(ot
         places.spool(other)
     assert str(OWNER) in str(caught.value)
     assert str(other) in str(caught.value)
+
+
+def test_large_entries_are_files_until_they_have_arrived(tmp_path: Path) -> None:
+    places = Places(large=LargeEntries(tmp_path, least=1000), limit=5000)
+    remote, sent = places.remote(), [b"small", b"x" * 2000, b"y" * 2000]
+    for counter, blob in enumerate(sent):
+        assert remote.append(blob, count=1, writer="a/b", counter=counter) is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inbox%2FDATA%2Fa%2Fb.1", "inbox%2FDATA%2Fa%2Fb.2"]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert places.spool().waiting > 4000, "their bytes count"
+    with pytest.raises(SpoolFull):
+        remote.append(b"z" * 2000, count=1, writer="a/b", counter=3)
+    assert remote.append(b"y" * 2000, count=1, writer="a/b", counter=2) is None
+    with pytest.raises(Diverged):
+        remote.append(b"z" * 2000, count=1, writer="a/b", counter=2)
+    places.drain(places.sender())
+    assert blobs(places.logs["inbox"]) == sent
+    assert remote.append(b"y" * 2000, count=1, writer="a/b", counter=2) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_a_crash_left_are_removed_and_no_others(tmp_path: Path) -> None:
+    large = LargeEntries(tmp_path, least=10)
+    places = Places(large=large)
+    remote = places.remote()
+    for counter in range(3):
+        remote.append(b"x" * 100, count=1, writer="w", counter=counter)
+    places.spooled.trim(1)  # the process died before the file was removed
+    large.write("inbox%2FDATA%2Fw.3", b"another process has not appended its entry yet")
+    places.sender()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["inbox%2FDATA%2Fw.1", "inbox%2FDATA%2Fw.2", "inbox%2FDATA%2Fw.3"]
+
+
+@pytest.mark.parametrize(("damage", "told"), [(b"other", "is damaged"), (None, "is missing")])
+def test_a_damaged_file_stops_the_sender_and_is_named(tmp_path: Path, damage: bytes | None, told: str) -> None:
+    places = Places(large=LargeEntries(tmp_path, least=10))
+    places.remote().append(b"x" * 100, count=1, writer="w", counter=0)
+    (file,) = tmp_path.iterdir()
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage)
+    sender = places.sender()
+    with pytest.raises(Corrupt, match=f"{file.name}.*{told}"):
+        places.drain(sender)
+    assert not sender.spool.is_empty

@@ -63,6 +63,7 @@ class Sender:
             f"sending to {self.there}", LOGGER, first=FIRST, most=MOST, clock=lambda: self._now_us / 1e6
         )
         self._connection: Connection | None = None
+        spool.sweep()
         self._forget()
 
     def _forget(self) -> None:
@@ -176,9 +177,9 @@ class Sender:
             entries = self.spool.entries(self._next, self._batch)
             if not entries:
                 return
-            frame = self._compressor.encode(Batch(self._next, [entry.blob for entry in entries]))
+            frame = self._compressor.encode(Batch(self._next, entries))
             connection.send(frame)
             self.sent += len(frame)
-            self._next = entries[-1].position + 1
+            self._next += len(entries)
             self._in_flight.append(_Sent(self._next, len(frame)))
             self._bytes += len(frame)
