@@ -71,3 +71,13 @@ def blobs(log: Log, lane: Lane = Lane.DATA) -> list[bytes]:
 def read(log: Log, lane: Lane = Lane.DATA) -> list[Entry]:
     """The entries of a log."""
     return log.read(log.head(lane), lane=lane)
+
+
+def fill(places: Places, number: int, log: str = "inbox") -> list[bytes]:
+    """Append so many entries of three writers, in turn."""
+    remote, made = places.remote(log), []
+    for counter in range(number):
+        for writer in "abc":
+            made.append(f"{writer}{counter}".encode())
+            remote.append(made[-1], count=1, writer=writer, counter=counter)
+    return made

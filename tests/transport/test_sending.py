@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import tracemalloc
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.transport.places import OWNER, Places, blobs
-from whimbrel.core.errors import Corrupt, Diverged, Full, Refused, Unavailable
-from whimbrel.core.link import Link
-from whimbrel.log import EmbeddedLog, Lane, Log, MemoryLog
-from whimbrel.transport import Receiver, Sender
+from tests.transport.places import OWNER, Places, blobs, fill
+from whimbrel.core.errors import Diverged, Full, Refused, Unavailable
+from whimbrel.log import Lane, Log, MemoryLog
+from whimbrel.transport import Sender
 from whimbrel.transport.connection import Connect, Connection, local
-from whimbrel.transport.emulated import EmulatedLink
 from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.protocol import (
-    PLAIN,
-    SKIPPED,
     VERSION,
-    ZSTD,
     Ack,
     Batch,
-    Compressor,
     Failed,
     Hello,
     Welcome,
@@ -66,21 +56,6 @@ class Mortal:
             return done
 
         return call
-
-
-def fill(places: Places, number: int, log: str = "inbox") -> list[bytes]:
-    """Append so many entries of three writers, in turn."""
-    remote, made = places.remote(log), []
-    for counter in range(number):
-        for writer in "abc":
-            made.append(f"{writer}{counter}".encode())
-            remote.append(made[-1], count=1, writer=writer, counter=counter)
-    return made
-
-
-def emulated(places: Places, link: str) -> EmulatedLink:
-    """A link from edge-1 to cloud, in the time of the places."""
-    return EmulatedLink("edge-1->cloud", Link.parse(link), local(places.receiver(), "edge-1"), lambda: places.now_us)
 
 
 def run_until_done(places: Places, connect: Callable[[], Connect], most: int = 200) -> int:
@@ -257,31 +232,6 @@ def test_a_log_that_does_not_exist_is_named() -> None:
         places.drain(places.sender())
 
 
-def answered(receiver: Receiver, caller: str, **given: Any) -> Any:
-    hello = Hello(**{"version": VERSION, "deployment": "d1", "place": "edge-1", "to": "cloud", **given})
-    session = receiver.session(caller)
-    answer = decode(session.answer(encode(hello)))
-    assert session.is_over is isinstance(answer, Failed)
-    return answer
-
-
-def test_the_greeting_tells_strangers_apart_and_names_both() -> None:
-    receiver = Places().receiver()
-    assert answered(receiver, "edge-1") == Welcome(VERSION, "cloud")
-    other = answered(receiver, "edge-1", deployment="d9")
-    assert other.kind == "refused"
-    assert "'d9'" in other.why
-    assert "'d1'" in other.why
-    newer = answered(receiver, "edge-1", version=VERSION + 1)
-    assert newer.kind == "retry", "it passes when both are upgraded"
-    assert f"edge-1 speaks version {VERSION + 1}" in newer.why
-    assert f"cloud speaks {VERSION}" in newer.why
-    impostor = answered(receiver, "edge-2")
-    assert (impostor.kind, "edge-2, as its certificate says, calls itself edge-1" in impostor.why) == ("refused", True)
-    lost = answered(receiver, "edge-1", to="edge-3")
-    assert (lost.kind, "this is cloud, not edge-3" in lost.why) == ("refused", True)
-
-
 def test_a_sender_to_another_deployment_stops_and_one_with_another_version_waits() -> None:
     places = Places()
     fill(places, 1)
@@ -308,30 +258,6 @@ def test_a_sender_to_another_deployment_stops_and_one_with_another_version_waits
     assert "cloud speaks 2" in held_up.why
 
 
-def test_frames_that_are_not_expected_end_the_session_and_append_nothing() -> None:
-    places = Places()
-    fill(places, 1)
-    entries = places.spool().entries(0, 10_000)
-    hello = encode(Hello(VERSION, "d1", "edge-1", "cloud"))
-    for frames in (
-        [encode(Batch(0, entries))],
-        [hello, hello],
-        [hello, encode(Ack(1))],
-        [hello, b""],
-        [hello, b"\1\xff\xff\xff\xff"],
-        [hello, b"\0junk"],
-        [hello, b"\2junk"],
-        [hello, encode(Batch(0, [])), encode(Batch(5, entries))],
-        [hello, encode(Batch(0, [b"damaged"]))],
-    ):
-        session = places.receiver().session("edge-1")
-        *_, last = [decode(session.answer(frame)) for frame in frames]
-        assert isinstance(last, Failed)
-        assert session.is_over
-        assert isinstance(decode(session.answer(encode(Batch(0, entries)))), Failed), "it stays over"
-        assert blobs(places.logs["inbox"]) == []
-
-
 @pytest.mark.parametrize("answer", [Ack(99), Welcome(VERSION, "edge-7"), Hello(VERSION, "d1", "x", "y")])
 def test_answers_that_do_not_fit_trim_nothing(answer: Any) -> None:
     places = Places()
@@ -347,82 +273,6 @@ def test_answers_that_do_not_fit_trim_nothing(answer: Any) -> None:
     assert places.spooled.head() == 0
 
 
-def test_a_day_of_spool_drains_in_order_in_bounded_memory(tmp_path: Path) -> None:
-    """An edge that was cut off for a day: 86,400 s of entries, with a simulated clock and an emulated link."""
-    spooled, number, size = EmbeddedLog(tmp_path / "spool"), 8640, 2000
-    places = Places(make=lambda name: spooled if name == "spool" else Digest())  # type: ignore[arg-type, return-value]
-    link = emulated(places, "delay=20ms,rate=100mbit,loss=0.1%")
-    link.cut(True)
-    remote, sender = places.remote(), places.sender(link.connect)
-    for counter in range(number):
-        remote.append(counter.to_bytes(4, "big") * (size // 4), count=1, writer="w", counter=counter)
-        places.now_us += 10_000_000
-        if counter % 1000 == 0:
-            sender.step(places.now_us)
-    held_up = sender.held_up()
-    assert held_up is not None
-    assert held_up.for_s > 70_000
-    assert sender.spool.waiting > number * size
-    link.cut(False)
-    tracemalloc.start()
-    places.drain(sender, most=100_000)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    inbox: Any = places.logs["inbox"]
-    assert inbox.seen == number, "in order, exactly once"
-    assert peak < sender.spool.limit / 100
-    assert peak < number * size, "less than the spool"
-    spooled.close()
-
-
-class Digest:
-    """A log of one writer that keeps nothing but its counter, and wants the next number each time."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def append(self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane, replays: bool) -> int | None:
-        if counter < self.seen:
-            return None
-        assert counter == self.seen
-        assert blob[:4] == blob[-4:] == counter.to_bytes(4, "big")
-        self.seen += 1
-        return counter
-
-
-def test_over_an_emulated_link_with_cuts_everything_arrives_once_and_in_order() -> None:
-    places = Places()
-    expected = fill(places, 60)
-    link = emulated(places, "delay=20ms,jitter=5ms,rate=1mbit,loss=20%")
-    sender = places.sender(link.connect, batch=200, window=400)
-    cuts = 0
-    for step in range(20_000):
-        if sender.spool.is_empty:
-            break
-        if step % 7 == 6:
-            link.cut(not link.is_cut)
-            cuts += 1
-        due_us = sender.step(places.now_us)
-        places.now_us = max(places.now_us + 1000, due_us or 0)
-    assert sender.spool.is_empty
-    assert cuts > 4
-    assert blobs(places.logs["inbox"]) == expected
-    assert link.sent > sum(map(len, expected)), "with what was lost"
-
-
-def test_a_link_of_40_ms_is_not_idle_between_batches() -> None:
-    """A window of several batches: the time is that of the bytes and one round trip, not a round trip a batch."""
-    places = Places()
-    remote, size, number = places.remote(), 20_000, 40
-    for counter in range(number):
-        remote.append(os.urandom(size), count=1, writer="w", counter=counter)
-    link = emulated(places, "delay=20ms,rate=80mbit")
-    sender = places.sender(link.connect, batch=size)
-    places.drain(sender)
-    on_the_line_us = number * size * 8 / 80
-    assert on_the_line_us < places.now_us < on_the_line_us + 100_000 < number * 40_000
-
-
 def test_a_difference_at_the_other_place_stops_the_sender_with_both_contents() -> None:
     places = Places()
     places.logs["inbox"].append(b"theirs", count=1, writer="a", counter=0)
@@ -432,20 +282,6 @@ def test_a_difference_at_the_other_place_stops_the_sender_with_both_contents() -
         places.drain(sender)
     assert sender.error is not None
     assert blobs(places.logs["inbox"]) == [b"theirs"]
-
-
-def test_compression_is_used_where_it_pays_and_gives_back_the_same() -> None:
-    compressor = Compressor()
-    text, noise = Batch(0, [b"speed=12.5 " * 1000] * 3), Batch(0, [os.urandom(9000)])
-    small = Batch(0, [b"x" * 100])
-    packed = compressor.encode(text)
-    assert packed[0] == ZSTD
-    assert len(packed) < 2000
-    assert compressor.encode(small)[0] == PLAIN
-    assert decode(packed) == text
-    frames = [compressor.encode(noise), *(compressor.encode(text) for _ in range(SKIPPED + 1))]
-    assert [frame[0] for frame in frames] == [PLAIN] * (SKIPPED + 1) + [ZSTD]
-    assert [decode(frame) for frame in frames] == [noise] + [text] * (SKIPPED + 1)
 
 
 def test_the_owner_of_a_spool_is_who_says_hello() -> None:
@@ -458,12 +294,3 @@ def test_the_owner_of_a_spool_is_who_says_hello() -> None:
     places = Places(make=lambda name: MemoryLog())
     places.sender(lambda wake: Ear(local(places.receiver(), "edge-1")(wake))).step(0)
     assert [decode(frame) for frame in heard] == [Hello(VERSION, OWNER.deployment, OWNER.here, OWNER.there)]
-
-
-@given(st.binary(max_size=60), st.sampled_from([b"", b"\0", b"\1\0\0\0\x20", b"\0\x83\xa4type\xa5batch"]))
-def test_whatever_bytes_arrive_are_a_frame_or_corrupt(blob: bytes, head: bytes) -> None:
-    try:
-        frame = decode(head + blob)
-    except Corrupt:
-        return
-    assert decode(encode(frame)) == frame

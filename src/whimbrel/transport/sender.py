@@ -163,8 +163,9 @@ class Sender:
                 raise Unavailable(f"{self.there} sent {frame}, which does not fit: sent is all below {self._next}")
         if self._acknowledged > before:
             self.spool.trim(self._acknowledged)
-        if self._acknowledged > before or (self._is_welcome and self.spool.is_empty):
             self._backoff.succeeded()
+        elif self._is_welcome and self._backoff.error is not None and self.spool.is_empty:
+            self._backoff.succeeded()  # not at each Welcome: a receiver with a full disk also says it
 
     def _acknowledge(self, position: int) -> None:
         self._acknowledged = position

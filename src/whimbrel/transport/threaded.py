@@ -12,7 +12,7 @@ from whimbrel.transport.sender import Sender
 from whimbrel.transport.spool import OutgoingSpool
 
 LOGGER = logging.getLogger("whimbrel.transport")
-LOOK = 0.02
+LOOK = 0.05
 """Seconds between two looks at the spool: other processes of the place append to it, too, and cannot wake this one."""
 
 
