@@ -151,3 +151,31 @@ def latency(
     console.print(f"{figures['ratio']:.2f} × ({text})", highlight=False)
     if json is not None:
         report.write({**report.heading(seed), **figures}, json)
+
+
+@bench.command()
+def transport(
+    megabytes: Annotated[int, typer.Option(min=1, help="Megabytes of large appends, for each kind of content.")] = 500,
+    entry: Annotated[int, typer.Option(min=1000, max=16_000_000, help="Bytes of a large append.")] = 1_000_000,
+    small: Annotated[int, typer.Option(min=10, help="Small appends, one after the other.")] = 500,
+    json: Annotated[Path | None, typer.Option(help="Write the report here.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the contents.")] = 1,
+) -> None:
+    """Appends from one place to another: two processes on this machine, over TLS, through spool, receiver and logs.
+
+    Example: whimbrel bench transport --megabytes 500
+    """
+    from whimbrel.lab.bench.transport import transport as measure
+
+    console = Console()
+    runs = [measure(megabytes, entry, small, seed, embedded) for embedded in (True, False)]
+    table = Table(title=f"appends of {entry:,} bytes, and small ones")
+    for column in ("logs", "incompressible, MB/s", "records, MB/s", "small append, median ms", "p99 ms"):
+        table.add_column(column, justify="left" if column == "logs" else "right")
+    for run in runs:
+        rates, times = run["mb_per_s"], run["small_ms"]
+        cells = (rates["incompressible"], rates["records"], times["median"], times["p99"])
+        table.add_row(run["logs"], *(f"{cell:,.1f}" for cell in cells))
+    console.print(table)
+    if json is not None:
+        report.write({**report.heading(seed), "runs": runs}, json)

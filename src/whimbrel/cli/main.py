@@ -24,6 +24,7 @@ COMMANDS = {
     "warm": "warm",
     "bench": "bench",
     "token": "token",
+    "certificates": "certificates",
     "status": "remote",
     "sites": "remote",
     "stages": "remote",

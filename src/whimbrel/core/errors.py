@@ -9,6 +9,7 @@
     │   └── Unavailable        a required resource is currently unavailable
     │       ├── Full               for instance, disk space
     │       ├── Overloaded         for instance, a process that did not start in time
+    │       ├── SpoolFull          or a spool's bytes: its destination does not take them fast enough
     │       └── Unstarted          an instance does not start, and has run no batch since it was copied there
     ├── Stop               data on disk is inconsistent: do not continue, investigate
     │   ├── Trimmed            a read of trimmed log entries
@@ -77,6 +78,10 @@ class Full(Unavailable):
 
 class Overloaded(Unavailable):
     """An instance did not start, as is typical of an overloaded machine: the same start may succeed at once."""
+
+
+class SpoolFull(Unavailable):
+    """A spool holds as many bytes as it may: its destination is slow or out of reach. Append again later."""
 
 
 class Unstarted(Unavailable):

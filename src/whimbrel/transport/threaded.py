@@ -1,0 +1,54 @@
+"""A sender with a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from whimbrel.log.kept import kept
+from whimbrel.transport.connection import Connect
+from whimbrel.transport.sender import Sender
+from whimbrel.transport.spool import OutgoingSpool
+
+LOGGER = logging.getLogger("whimbrel.transport")
+LOOK = 0.05
+"""Seconds between two looks at the spool: other processes of the place append to it, too, and cannot wake this one."""
+
+
+class ThreadedSender:
+    """Runs a sender from `start` to `stop`."""
+
+    def __init__(self, spool: OutgoingSpool, connect: Connect) -> None:
+        self.sender = Sender(spool, connect, spool.appended.set)
+        self.error: Exception | None = None
+        """Why it has ended by itself."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sender to {spool.owner.there}", daemon=True)
+
+    def start(self) -> None:
+        """Start sending."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; the rest of the spool is sent after the next start."""
+        self._stopping.set()
+        self.sender.spool.appended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.sender.close()
+
+    def _run(self) -> None:
+        appended = self.sender.spool.appended
+        try:
+            while not self._stopping.is_set():
+                appended.clear()
+                due_us = self.sender.step(_now_us())
+                appended.wait(LOOK if due_us is None else min(max(due_us - _now_us(), 0) / 1e6, LOOK))
+        except Exception as error:
+            self.error = kept(LOGGER, f"sending to {self.sender.there} has stopped for good", error)
+            self.sender.close()
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
