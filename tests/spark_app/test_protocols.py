@@ -40,7 +40,9 @@ def test_every_protocol_moves_everything(job: Job, protocol: str) -> None:
     to = next(site for site in job.app.sites if site != here)
     handle = job.app.migrate("chain", to=to, protocol=protocol, **PROTOCOLS[protocol]).wait(90)
     assert handle.outcome == "done"
-    assert {coordinator.sites[coordinator.table.owners[key]] for key in job.app.control.stages["chain"].keys.now()} == {to}
+    assert {coordinator.sites[coordinator.table.owners[key]] for key in job.app.control.stages["chain"].keys.now()} == {
+        to
+    }
 
 
 def test_one_becomes_two_and_one_again(job: Job) -> None:

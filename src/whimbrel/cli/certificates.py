@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from whimbrel.cli.screen import say
+from whimbrel.cli.screen import echo
 from whimbrel.core.errors import Refused
 from whimbrel.core.names import SUPERVISOR
 from whimbrel.transport.certificates import DAYS, Authority
@@ -38,8 +38,8 @@ def certificates(
     authority = Authority(folder)
     for name in revoke or []:
         number = authority.revoke(name)
-        say(f"revoked {number} of {name}; copy revoked.pem to all places: each has it in its folder below {folder}")
+        echo(f"revoked {number} of {name}; copy revoked.pem to all places: each has it in its folder below {folder}")
     for given in [*(place or []), *([SUPERVISOR] if place else [])]:
         name, _, addresses = given.partition("=")
         made = authority.issue(name, [one for one in addresses.split(",") if one], days, renew=renew)
-        say(f"{folder / name}: {'made' if made else 'still good'}")
+        echo(f"{folder / name}: {'made' if made else 'still good'}")
