@@ -33,19 +33,23 @@ KILLS = [
 ]
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(900)  # four lives, each with the start of a JVM: half a minute or ten, as busy as the machine is
-def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # each life of Spark starts a JVM: half a minute or ten for all, as busy as the machine is
+@pytest.mark.parametrize(
+    ("host", "kills"), [(INLINE, KILLS), pytest.param(MICRO_BATCH, KILLS[:1], marks=pytest.mark.spark)]
+)
+def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(
+    tmp_path: Path, host: str, kills: list[tuple[str, str, float]]
+) -> None:
     chance = random.Random(os.environ.get("WHIMBREL_SEED", "1"))
     data, out, sites = tmp_path / "data", tmp_path / "results.jsonl", ["edge-1", "cloud"]
-    for life, (protocol, phase, slack) in enumerate(KILLS):
-        child = Child(JOB, MICRO_BATCH, data, out, FOR_EVER, protocol, sites[life % 2], cwd=tmp_path)
+    for life, (protocol, phase, slack) in enumerate(kills):
+        child = Child(JOB, host, data, out, FOR_EVER, protocol, sites[life % 2], cwd=tmp_path)
         child.wait_for(f"phase m{life + 1} {phase}")
         threading.Event().wait(chance.uniform(0, slack))  # waits for nothing: it dies at an arbitrary moment
         child.kill()
         assert "ended" not in child.lines
     count = EmbeddedLog(data / "logs" / "ingress-chain.db").counter("source") + 400
-    last = Child(JOB, MICRO_BATCH, data, out, count, cwd=tmp_path)
+    last = Child(JOB, host, data, out, count, cwd=tmp_path)
     assert last.end() == 0, last.told()
     assert "ended" in last.lines
 
@@ -54,8 +58,8 @@ def test_a_run_that_is_killed_amid_its_moves_ends_as_if_nothing_had_happened(tmp
     identities = {(line["_key"], line["_epoch"], line["_seq"], line["_n"]) for line in results}
     assert len(identities) == len(results) == count
     migrations = Journal(data / "journal.db").migrations()
-    assert [migration.phase for migration in migrations] == ["done"] * len(KILLS)
-    assert {line["_epoch"] for line in results} == set(range(len(KILLS) + 1)), "each move was made under load"
+    assert [migration.phase for migration in migrations] == ["done"] * len(kills)
+    assert {line["_epoch"] for line in results} == set(range(len(kills) + 1)), "each move was made under load"
 
 
 @pytest.mark.timeout(900)

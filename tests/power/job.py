@@ -1,6 +1,6 @@
 """The job of the power failures: counts and sums by key, and moves half of its keys to and fro all the time.
 
-python -m tests.power.job ROOT DURABILITY ROWS        runs it until its source has ended
+python -m tests.power.job ROOT DURABILITY ROWS HOST    runs it until its source has ended
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def job(root: Path, number: int, rate: float | None) -> wb.Pipeline:
     return pipeline.sink(wb.JsonLines(root / "out.jsonl"))
 
 
-def main(root: Path, durability: str, number: int) -> None:
+def main(root: Path, durability: str, number: int, host: str) -> None:
     """Run, and move."""
-    with wb.run(job(root, number, RATE), data=root / "data", durability=durability, trigger="100 milliseconds") as app:
+    pipeline, data = job(root, number, RATE), root / "data"
+    with wb.run(pipeline, data=data, durability=durability, trigger="100 milliseconds", host=host) as app:
         protocols = cycle(["live", "push", "pause", "fetch", "fluid"])
         print("runs", flush=True)
         for move in count():
@@ -68,4 +69,4 @@ def main(root: Path, durability: str, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -16,14 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 import whimbrel as wb
 from tests.power.disk import Disk, build_shim
 from tests.power.job import expected, job
 from whimbrel.core.errors import Refused, Stop, WhimbrelError
+from whimbrel.host.contract import INLINE, MICRO_BATCH
 from whimbrel.lab.chaos.deployed import SHORT_LIFE
 
 FAILURES = int(os.environ.get("WHIMBREL_POWER_FAILURES", "3"))
@@ -33,15 +34,21 @@ AT_ONCE = 40
 SECONDS = 1.5
 """Between two of them, about."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(6 * 3600)]
+pytestmark = pytest.mark.timeout(6 * 3600)
+CASES = [
+    ("power", INLINE),
+    ("process", INLINE),
+    pytest.param("power", MICRO_BATCH, marks=pytest.mark.spark),
+    pytest.param("process", MICRO_BATCH, marks=[pytest.mark.spark, pytest.mark.skipif(FAILURES < 10, reason="soak")]),
+]
 
 
-def images(disk: Disk, folder: Path, durability: str, number: int, rows: int, seed: int) -> Iterator[Path]:
+def images(disk: Disk, folder: Path, durability: str, host: str, number: int, rows: int, seed: int) -> Iterator[Path]:
     """Let a run run, and cut the power at some moments of it."""
     random = Random(seed)
     with (folder / "errors.txt").open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.power.job", str(disk.root), durability, str(rows)],
+            [sys.executable, "-m", "tests.power.job", str(disk.root), durability, str(rows), host],
             env={**os.environ, **disk.environment, "JAVA_TOOL_OPTIONS": SHORT_LIFE},
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -82,12 +89,12 @@ def _all(leader: int, number: signal.Signals) -> None:
             pass
 
 
-def goes_on(spark: SparkSession, root: Path, image: Path, durability: str, rows: int) -> WhimbrelError | None:
+def goes_on(root: Path, image: Path, durability: str, rows: int, **host: Any) -> WhimbrelError | None:
     """Start from an image, and run to the end; the error, if that is refused."""
     shutil.rmtree(root)
     shutil.copytree(image, root)
     try:
-        with wb.run(job(root, rows, None), data=root / "data", durability=durability, spark=spark):
+        with wb.run(job(root, rows, None), data=root / "data", durability=durability, **host):
             pass
     except (Refused, Stop) as refusal:
         return refusal
@@ -99,24 +106,27 @@ def goes_on(spark: SparkSession, root: Path, image: Path, durability: str, rows:
     return None
 
 
-@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize(("durability", "host"), CASES)
 def test_a_power_failure_costs_nothing_or_is_refused(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str, host: str
 ) -> None:
-    monkeypatch.setattr("whimbrel.spark.engine.SparkEngine.warm_ups", 1)
+    how: dict[str, Any] = {"host": host}
+    if host == MICRO_BATCH:
+        monkeypatch.setattr("whimbrel.spark.engine.SparkEngine.warm_ups", 1)
+        how["spark"] = request.getfixturevalue("spark")
     shim, refusals, done = build_shim(tmp_path), list[WhimbrelError](), 0
     while done < FAILURES:
         number = min(AT_ONCE, FAILURES - done)
         folder = tmp_path / f"run-{done}"
         disk = Disk(folder / "disk", folder / "shadow", shim)
         rows = int(250 * (number * 3 * SECONDS + 30))
-        for image in images(disk, folder, durability, number, rows, seed=done):
-            refusal = goes_on(spark, disk.root, image, durability, rows)
+        for image in images(disk, folder, durability, host, number, rows, seed=done):
+            refusal = goes_on(disk.root, image, durability, rows, **how)
             refusals += [refusal] if refusal is not None else []
             shutil.rmtree(image)
         done += number
         shutil.rmtree(folder)
-    print(f"\n{durability}: {done} power failures, {len(refusals)} refused", *map(str, refusals), sep="\n  ")
+    print(f"\n{durability}, {host}: {done} power failures, {len(refusals)} refused", *map(str, refusals), sep="\n  ")
     assert durability == "process" or not refusals, refusals
     signs = ("lack", "is gone", "old", "this run did not write")
     assert all(any(sign in str(refusal) for sign in signs) for refusal in refusals)
