@@ -87,6 +87,9 @@ class GatewayActor(Actor):
             self.has_recovered = True
             return True
         worked = bool(self.left or self.giving)
+        if not worked and self.gateway._unsure:  # a failed command: the product's ticks never end, and flush it
+            self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
+            worked = True
         if self.giving is None and self.left and self.world.random.random() < 0.7:
             self._choose()
         if self.giving is not None:

@@ -128,7 +128,7 @@ class Outbox(SimLog):
     """The output of an instance, which often dies between two pieces of a batch."""
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
-        if self._world.splits:
+        if self._world.splits and position is not None:
             self._world.maybe_die(0.1)
 
 
