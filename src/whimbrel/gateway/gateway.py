@@ -39,7 +39,8 @@ from whimbrel.core.record import Barrier, Checkpointed, Kind, Record
 from whimbrel.core.router import UNOWNED, Command, Restore, Routed, Router, body_with, move_in
 from whimbrel.gateway.clock import EventClock, uptime_ns
 from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entries, fits, stored, writer_of
-from whimbrel.log.chunks import chunked, reach
+from whimbrel.gateway.replay import Replay
+from whimbrel.log.chunks import chunked
 from whimbrel.log.codec import ROWS, Codec
 from whimbrel.log.contract import Entry, Log
 
@@ -93,6 +94,7 @@ class Gateway:
         self._clock, self._uptime, self._max_ahead_us = EventClock(), uptime, max_ahead_us
         self._lock = threading.RLock()
         self._ingress = IngressWriter(router.name, ingress, encoding)
+        self._replay_log = Replay(router.name, ingress, inbox_of, encoding)
         self._routed = 0
         """The ingress position up to which everything has been routed."""
         self._unsent: deque[tuple[str, bytes, int, int]] = deque()
@@ -184,10 +186,12 @@ class Gateway:
         kind = KINDS[type(command)]
         body = wire.canonical(command) if isinstance(command, Restore) else body_with(command.move)
         if isinstance(command, Restore):
-            self._read_ahead(wire.unpack(body, Restore))  # as it will be in the log, down to the order of its sets
+            # As it will be in the log, down to the order of its sets.
+            self._replay_log.ahead(wire.unpack(body, Restore), lambda: self.router)
         with self._turn():
-            if isinstance(command, Restore) and self._is_new(command):
-                self.check_readable(self._first(command))  # in the same turn, so that nothing is trimmed in between
+            if isinstance(command, Restore) and self._replay_log.is_new(command, self.router):
+                # In the same turn, so that nothing is trimmed in between.
+                self.check_readable(self._replay_log.first(command))
             self._control(kind, body, 0, writer_of(command), 0)
         if command.move.id in self.refused:
             raise Stop(self.refused[command.move.id])
@@ -293,49 +297,12 @@ class Gateway:
             restore = wire.unpack(record.body, Restore)
             if self.router.replays(restore):
                 try:
-                    self._read_again(restore, record.seq // ROWS)
+                    self._replay_log.rest(restore, self.router, record.seq // ROWS)
                 except Stop as error:
                     self._refuse(restore, error)
             return self.router.apply(restore, record.seq, record.ingress_us)
         command = COMMANDS[Kind(record.kind)](move_in(record.body))
         return self.router.apply(command, record.seq, record.ingress_us)
-
-    # ── Replay for restorations ──────────────────────────────────────────────────────────────────────────────────
-
-    def _read_ahead(self, command: Restore) -> None:
-        """Before RESTORE is appended: replay all but the last piece of the log, without blocking other calls. The
-        replayed records are of keys that have no owner, so they may come between any other records."""
-        start = self._first(command)
-        while self._is_new(command) and (end := reach(self.ingress, start)) < self.ingress.tail():
-            self._replay_to(command, start, end)
-            start = end
-
-    def _read_again(self, command: Restore, end: int) -> None:
-        """Append the records that the destination of a restoration still lacks to its inbox. Raises a `Stop` if they
-        cannot be read, or could not before: a refusal is final, even if the inbox has received records since."""
-        if self.ingress.counter(writer_of(command)) > 0:
-            raise Stop("an earlier attempt could not read them")
-        given = self._inbox_of(command.move.destination).counter(self.name)
-        if given // ROWS < end:  # otherwise the inbox has CUTOVER, after all of them
-            self._replay_to(command, self._first(command), end)
-
-    def _replay_to(self, command: Restore, start: int, end: int) -> None:
-        """Replay, entry by entry, each under its own counter."""
-        inbox, writer = self._inbox_of(command.move.destination), f"{self.name}/{command.move.id}"
-        for entry in chunked(self.ingress, start, end):
-            records = self.router.replayed(command, self._stored(entry))
-            if records:
-                blob = self._codec.encode(records)
-                inbox.append(blob, count=len(records), writer=writer, counter=entry.position)
-
-    def _first(self, command: Restore) -> int:
-        """The position from which a restoration reads on: after what its destination has received already."""
-        given = self._inbox_of(command.move.destination).counter(f"{self.name}/{command.move.id}")
-        return max(command.since.get(self.name, 0) // ROWS, given + 1)
-
-    def _is_new(self, command: Restore) -> bool:
-        """Whether a restoration must be replayed, and is not in the log yet."""
-        return self.router.replays(command) and self.ingress.counter(writer_of(command)) < 0
 
     def _refuse(self, command: Restore, error: Stop) -> None:
         """Leave the keys of a restoration without an owner. The refusal is in the log, so that a replay repeats it."""
@@ -450,7 +417,7 @@ class Gateway:
             self._replay(entry)
 
     def _replay(self, entry: Entry) -> None:
-        records = self._stored(entry)
+        records = stored(entry.position, self._codec.records(entry))
         self._latest_us = max(self._latest_us, max(record.event_us for record in records))
         self._is_lost, is_data = True, records[0].kind == Kind.DATA
         routed = self.router.route(records) if is_data else self._apply(records[0])
@@ -458,6 +425,3 @@ class Gateway:
         self._is_lost = False
         self.sent += len(records) if is_data else 0
         self._flush()
-
-    def _stored(self, entry: Entry) -> list[Record]:
-        return stored(entry.position, self._codec.records(entry))
