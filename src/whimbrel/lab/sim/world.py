@@ -80,7 +80,7 @@ class World:
         # A separate generator, so that histories without damage stay as they were before damage was introduced.
         self._harm = f"harm/{seed}/{protocol}"
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
-        self.most_bytes = random.Random(f"small/{seed}/{protocol}").choice([MOST_BYTES, 100, 400])
+        self.most_bytes = random.Random(f"edges/{seed}/{protocol}").choice([MOST_BYTES, 100, 500])
         """The bound of an entry that an instance writes."""
         self.splits = self.most_bytes < MOST_BYTES
         """Whether it is so small that most batches are split."""
