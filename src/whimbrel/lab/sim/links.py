@@ -72,12 +72,12 @@ class ForwarderActor(Actor):
     def work(self) -> bool:
         world, rng = self.world, self.world.random
         if self.troubles:
-            world.maybe_die(0.04)
+            world.maybe_die(0.08)
         if world.coordinator.alive and rng.random() < 0.3:
             self.places = dict(world.coordinator.coordinator.sites)
         pair = (self.here[0], next(site for site in self.network.sites if site != self.here[0]))
         is_cut = self.links.is_cut(*pair)
-        if world.chaos and (is_cut or self.troubles) and rng.random() < (0.2 if is_cut else 0.04):
+        if world.chaos and (is_cut or self.troubles) and rng.random() < (0.2 if is_cut else 0.08):
             self.links.cut(*pair, is_cut=not is_cut)
             self.troubles -= not is_cut
             world.tally["links cut"] += not is_cut

@@ -86,7 +86,7 @@ class World:
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
         self.append_odds = 0.005
         """How likely an append fails before it takes effect."""
-        self.most_bytes = random.Random(f"small/{seed}/{protocol}").choice([MOST_BYTES, 100, 400])
+        self.most_bytes = random.Random(f"edges/{seed}/{protocol}").choice([MOST_BYTES, 100, 500])
         """The bound of an entry that an instance writes."""
         self.splits = self.most_bytes < MOST_BYTES
         """Whether it is so small that most batches are split."""
