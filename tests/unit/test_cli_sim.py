@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from whimbrel.cli.main import make_app
 from whimbrel.core.arrival import Arrival
 from whimbrel.lab.sim.run import CHOICES, search
-from whimbrel.lab.sim.sabotage import SABOTAGES
+from whimbrel.lab.sim.sabotage import SABOTAGES, SEEN_IN
 
 WHIMBREL = Path(sys.executable).with_name("whimbrel")
 
@@ -62,12 +62,15 @@ def test_how_many_work_on_it_changes_nothing(tmp_path: Path) -> None:
     assert few == many
 
 
-def test_every_sabotage_is_caught(tmp_path: Path) -> None:
+def test_every_sabotage_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that take a coincidence, and hundreds of seeds, are left to tests/simulation."""
+    often = {name: switch for name, switch in SABOTAGES.items() if name not in SEEN_IN}
+    monkeypatch.setattr("whimbrel.cli.sim.SABOTAGES", often)
     path = tmp_path / "report.json"
-    status, output = run("--sabotage", "all", "--seeds", "200", "--jobs", "2", "--json", str(path))
+    status, output = run("--sabotage", "all", "--seeds", "40", "--jobs", "2", "--json", str(path))
     assert (status, "every sabotage was caught" in output) == (0, True)
     report = json.loads(path.read_text())
-    assert list(report["sabotages"]) == list(SABOTAGES)
+    assert list(report["sabotages"]) == list(often)
     assert all(told.startswith("caught at seed ") for told in report["sabotages"].values())
     assert (report["violations"], report["first_violation"]) == (0, None)
 
