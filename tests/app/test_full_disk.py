@@ -231,4 +231,5 @@ def test_what_keeps_dying_of_something_else_is_left_and_the_reason_told(place: P
     place.site.start("s-1", wait=False)
     until(place.site.failed, "it is left alone")
     assert place.site.failed() == {"s-1": "s-1 at edge-1 keeps failing: RuntimeError: no such column"}
-    assert len(place.made) == sites.RESTARTS + 1
+    # It is retried after a pause, which may be over already.
+    assert len(place.made) in (sites.RESTARTS + 1, sites.RESTARTS + 2)

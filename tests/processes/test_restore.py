@@ -22,7 +22,7 @@ from tests.spark_app.jobs import EXACT, compare, read, rows, sequential
 from whimbrel.core.record import Kind
 from whimbrel.deploy.orchestrator import settled_in
 from whimbrel.log import EmbeddedLog
-from whimbrel.log.codec import records
+from whimbrel.log.codec import ROWS, records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SUSPECT, DEAD = 3, 8
@@ -58,7 +58,7 @@ def serves(data: Path) -> bool:
         for kind in ("offsets", "commits")
     )
     writer = f"chain-1@{json.loads((checkpoint / 'metadata').read_text())['id']}"
-    if begun <= max(0, ended, EmbeddedLog(logs / "outbox-chain-1.db").counter(writer)):
+    if begun <= max(0, ended, EmbeddedLog(logs / "outbox-chain-1.db").counter(writer) // ROWS):
         return False
     start, end = (
         json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])["data"]

@@ -313,6 +313,7 @@ EVERY: list[errors.WhimbrelError] = [
     errors.Unavailable("u"),
     errors.Full("f"),
     errors.Overloaded("v"),
+    errors.SpoolFull("the spool to edge-1 holds 4 GiB"),
     errors.Unstarted("t"),
     errors.Stop("s"),
     Trimmed(1, 2),
