@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import inf
+import sys
 from typing import Literal
 
 import msgspec
@@ -64,8 +64,8 @@ class RestoreOptions(msgspec.Struct, frozen=True, tag=True):
 Options = HandoverOptions | PushOptions | FetchOptions | ReplicateOptions | RestartOptions | RestoreOptions
 
 
-def number_of(id: str) -> float:
+def number_of(id: str) -> int:
     """The number in a migration's id, which grows with every order: 12 of m12, of m12.3 and of its turn m12/1. An id
     without a number counts as a later order's."""
     found = re.search(r"\d+", id)
-    return int(found[0]) if found else inf
+    return int(found[0]) if found else sys.maxsize
