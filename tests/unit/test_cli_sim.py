@@ -67,7 +67,7 @@ def test_every_sabotage_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     often = {name: switch for name, switch in SABOTAGES.items() if name not in SEEN_IN}
     monkeypatch.setattr("whimbrel.cli.sim.SABOTAGES", often)
     path = tmp_path / "report.json"
-    status, output = run("--sabotage", "all", "--seeds", "40", "--jobs", "2", "--json", str(path))
+    status, output = run("--sabotage", "all", "--seeds", "300", "--jobs", "2", "--json", str(path))
     assert (status, "every sabotage was caught" in output) == (0, True)
     report = json.loads(path.read_text())
     assert list(report["sabotages"]) == list(often)

@@ -91,11 +91,11 @@ class Chores:
             for one in list(stage.coordinator.migrations.values()):
                 instance = one.move.source
                 if self.is_left_behind(one) and instance in stage.coordinator.sites:
-                    home = stage.coordinator.sites[instance]
-                    for other in {one.from_site, one.to_site} - {home}:
+                    placed = stage.coordinator.sites[instance]
+                    for other in {one.from_site, one.to_site} - {placed}:
                         self._sites[other].stop(instance)
                     with suppress(Stale):  # its checkpoint was used elsewhere: it is renewed
-                        self._sites[home].start(instance, wait=False)
+                        self._sites[placed].start(instance, wait=False)
                     self._revived.add(one.move.id)
         if self._revived:
             self._revived &= {id for stage in self._stages.values() for id in list(stage.coordinator.migrations)}

@@ -75,17 +75,17 @@ def _restored(
 def detached(control: Control, stage: StageControl, instance: str) -> list[Order | RestoreOrder]:
     """The orders that empty an instance: one for each site that takes some of its keys."""
     sites, lost = dict(stage.coordinator.sites), stage.coordinator.losses.instances()
-    home, out = sites[instance], {instance, *stage.instances.leaving, *lost}
+    placed, out = sites[instance], {instance, *stage.instances.leaving, *lost}
     fit = {name: site for name, site in sites.items() if name not in out and not control.is_dead(site)}
-    there = {name: site for name, site in fit.items() if site == home} or fit
+    there = {name: site for name, site in fit.items() if site == placed} or fit
     if not there:
         raise Refused(f"{instance} is the only instance of {stage.name} that can own its keys; start another one first")
-    if instance in lost or control.is_dead(home):
+    if instance in lost or control.is_dead(placed):
         control.check_restore(stage.name, None)
         return [*stage.restorations([instance], list(there), None)] if instance in stage.owners() else []
     pairs = stage.empty(instance, list(there))
     return [
-        Order(stage.name, wanted, site, "live", {"budget": stage.budget(site, home)})
+        Order(stage.name, wanted, site, "live", {"budget": stage.budget(site, placed)})
         for site in dict.fromkeys(there.values())
         if (wanted := [(selection, name) for selection, name in pairs if there[name] == site])
     ]

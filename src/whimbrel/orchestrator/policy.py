@@ -82,13 +82,13 @@ class Policy:
             raise Retry(f"{failed[-1].move.id} has failed: {failed[-1].reason}; it will be retried soon")
         checkpoint = self._checkpoint(stage, failed)
         self._control.check_restore(stage.name, checkpoint)
-        home = stage.coordinator.sites[lost]
+        placed = stage.coordinator.sites[lost]
         tried = Counter(one.to_site for one in failed if one.move.id not in self._control.orchestrator.spoilt)
-        places = sorted(sites, key=lambda site: (site == home, tried[site], len(stage.instances.at(site))))
+        places = sorted(sites, key=lambda site: (site == placed, tried[site], len(stage.instances.at(site))))
         if not places:
             raise Retry("no live site may take its keys")
         source = "the newest versions" if checkpoint is None else f"checkpoint {checkpoint}"
-        why = [f"{lost} at {home} is gone: its keys are restored at {places[0]} from {source}"]
+        why = [f"{lost} at {placed} is gone: its keys are restored at {places[0]} from {source}"]
         with stage.taking(places[0], lost) as there:
             orders = stage.restorations([lost], there, checkpoint)
             self._control.orchestrator.order(orders, self._deadline, why, Request(None, by="the policy"))
