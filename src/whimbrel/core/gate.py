@@ -153,8 +153,8 @@ class Gate:
         self.unsure = [saved for saved in self.unsure if not self._is_barred(saved)]
         fenced = [key for key in self.held if key in move.selection]
         released = self.offer([result for key in fenced for result in self.held.pop(key)])
+        released += self._follow()
         assert not released, "no result can be of an epoch that has just begun"
-        assert not self._follow(), "what waited for earlier epochs was of an epoch that the fence has closed"
 
     # ── Increments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
