@@ -13,9 +13,10 @@ from tests.app.waiting import until
 from tests.faults.children import ROOT, Child
 from tests.rest.house import served
 from whimbrel.log import EmbeddedLog
+from whimbrel.log.large import LARGE
 from whimbrel.log.lock import lock_all
 from whimbrel.log.private import replace_text
-from whimbrel.log.spool import LARGE, IncrementSpool
+from whimbrel.log.spool import IncrementSpool
 from whimbrel.orchestrator.journal import Journal
 
 

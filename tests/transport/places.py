@@ -7,9 +7,9 @@ from typing import Any
 
 from whimbrel.core.errors import UnknownName
 from whimbrel.log import Entry, Lane, Log, MemoryLog
+from whimbrel.log.large import LargeEntries
 from whimbrel.transport import OutgoingSpool, Receiver, RemoteLog, Sender
 from whimbrel.transport.connection import Connect, local
-from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.spool import LIMIT, Owner
 
 OWNER = Owner("d1", "edge-1", "cloud")

@@ -12,9 +12,9 @@ import pytest
 from tests.transport.places import OWNER, Places, blobs, fill
 from whimbrel.core.errors import Diverged, Full, Refused, Unavailable
 from whimbrel.log import Lane, Log, MemoryLog
+from whimbrel.log.large import LargeEntries
 from whimbrel.transport import Sender
 from whimbrel.transport.connection import Connect, Connection, local
-from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.protocol import (
     VERSION,
     Ack,

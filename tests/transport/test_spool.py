@@ -9,7 +9,7 @@ import pytest
 from tests.transport.places import OWNER, Places, blobs
 from whimbrel.core.errors import Corrupt, Diverged, Refused, Retry, SpoolFull
 from whimbrel.log import EmbeddedLog, Lane
-from whimbrel.transport.large import LargeEntries
+from whimbrel.log.large import LargeEntries
 from whimbrel.transport.spool import ENTRY, Owner
 
 

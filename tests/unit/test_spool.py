@@ -13,7 +13,8 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, Diverged, Full
 from whimbrel.core.record import Checkpointed
 from whimbrel.log import EmbeddedLog, Entry, MemoryLog
-from whimbrel.log.spool import LARGE, IncrementSpool
+from whimbrel.log.large import LARGE
+from whimbrel.log.spool import IncrementSpool
 
 WRITER = "sum-1@2f/x"
 BIG = b"x" * LARGE

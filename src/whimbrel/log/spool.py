@@ -6,31 +6,23 @@
 The instance's site writes, the gateway uploads to the store (uploader.py): neither ever waits for the other. An
 increment's messages precede its confirmation: an instance appends its messages before its outbox entry.
 
-A file is fsynced before the entry that names it is appended. Its name is the entry's writer and counter, so that a
-replayed batch writes the same file, and that for each file it is known whether its entry is still to be appended.
+Files are fsynced before the entries that name them are appended (large.py).
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote
 from zlib import crc32
 
 import msgspec
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Corrupt, Full, Trimmed, Unavailable
+from whimbrel.core.errors import Corrupt, Trimmed
 from whimbrel.core.record import Checkpointed
 from whimbrel.log.codec import Content
 from whimbrel.log.contract import Lane, Log
-from whimbrel.log.disk import is_full
-from whimbrel.log.durability import sync
-from whimbrel.log.private import make_folder, opener
-
-LARGE = 256 << 10
-"""Bytes from which on messages go to a file: a database would write them twice."""
+from whimbrel.log.large import LargeEntries
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +44,7 @@ class IncrementSpool:
     """One instance's spool. `folder` is for large messages; without one they go to the log as well."""
 
     def __init__(self, log: Log, folder: Path | None = None) -> None:
-        self._log, self._folder = log, folder
+        self._log, self._large = log, None if folder is None else LargeEntries(folder, durable=True)
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -61,10 +53,10 @@ class IncrementSpool:
     ) -> int | None:
         """Append messages. An entry's count is its size in bytes, so that the lag of a spool is in bytes."""
         spooled = Spooled(blob)
-        if self._folder is not None and len(blob) >= LARGE:
-            spooled = Spooled(b"", f"{quote(writer, safe='@')}.{counter}", crc32(blob))
+        if self._large is not None and (file := self._large.name(writer, counter, len(blob))) is not None:
+            spooled = Spooled(b"", file, crc32(blob))
             if counter > self._log.counter(writer):  # otherwise its file may be removed, and must not return
-                _write(self._folder / spooled.file, blob)
+                self._large.write(file, blob)
         return self._log.append(wire.pack(spooled), count=len(blob), writer=writer, counter=counter, replays=replays)
 
     def confirm(self, saved: Checkpointed, at_us: int) -> None:
@@ -89,7 +81,7 @@ class IncrementSpool:
         """The messages at a position; None: there is no entry yet."""
         for entry in self._log.read(position, position + 1):
             spooled = wire.unpack(entry.blob, Spooled)
-            return self._read(spooled.file) if spooled.file else wire.unpack(spooled.messages, list[Content])
+            return self._read(spooled) if spooled.file else wire.unpack(spooled.messages, list[Content])
         return None
 
     def confirmed(self, start: int) -> list[Confirmed]:
@@ -108,41 +100,18 @@ class IncrementSpool:
         # In this order: the increment of a confirmation must exist as long as the confirmation does.
         self._log.trim(confirmed, Lane.CONTROL)
         self._log.trim(position)
-        self._sweep()
+        if self._large is not None:
+            self._large.sweep(self._files, self._log.counter)
 
     # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, file: str) -> list[Content]:
-        assert self._folder is not None
-        path = self._folder / file
+    def _read(self, spooled: Spooled) -> list[Content]:
+        assert self._large is not None
         try:
-            return wire.unpack(path.read_bytes(), list[Content])
-        except (OSError, Corrupt) as error:
-            raise Corrupt(f"{path}: increments that are not uploaded yet are missing or damaged: {error}") from error
+            return wire.unpack(self._large.read(spooled.file, spooled.checksum), list[Content])
+        except Corrupt as error:
+            raise Corrupt(f"increments that are not uploaded yet are missing or damaged: {error}") from error
 
-    def _sweep(self) -> None:
-        """Remove the files of trimmed entries: not of existing ones, nor of those still to be appended."""
-        if self._folder is None or not self._folder.is_dir():
-            return
-        old = [path for path in self._folder.iterdir() if self._is_named(path.name)]  # by an entry, maybe trimmed
-        named = {wire.unpack(entry.blob, Spooled).file for entry in self._log.read(self._log.head())} if old else ()
-        for path in old:
-            if path.name not in named:
-                path.unlink(missing_ok=True)
-
-    def _is_named(self, file: str) -> bool:
-        writer, _, counter = file.rpartition(".")
-        return counter.isdecimal() and int(counter) <= self._log.counter(unquote(writer))
-
-
-def _write(path: Path, blob: bytes) -> None:
-    try:
-        make_folder(path.parent)
-        with open(path, "wb", opener=opener) as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(path.parent)
-    except OSError as error:
-        kind = Full if is_full(error) else Unavailable
-        raise kind(f"{path}: {error}") from error
+    def _files(self) -> set[str]:
+        """The files of the entries that exist."""
+        return {wire.unpack(entry.blob, Spooled).file for entry in self._log.read(self._log.head())}

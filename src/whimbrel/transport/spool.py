@@ -36,7 +36,7 @@ from whimbrel.core.errors import Diverged, Refused, SpoolFull, Trimmed
 from whimbrel.core.names import check_name
 from whimbrel.log.chunks import chunked
 from whimbrel.log.contract import Entry, Lane, Log
-from whimbrel.transport.large import LargeEntries
+from whimbrel.log.large import LargeEntries
 
 LIMIT = 4 << 30
 """Bytes that a spool holds, by default."""

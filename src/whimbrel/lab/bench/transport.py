@@ -20,10 +20,10 @@ from typing import Any
 
 from whimbrel.core.errors import SpoolFull, Unavailable
 from whimbrel.log import EmbeddedLog, Log, MemoryLog
+from whimbrel.log.large import LargeEntries
 from whimbrel.transport import OutgoingSpool, Receiver, RemoteLog
 from whimbrel.transport.certificates import Authority
 from whimbrel.transport.identity import Identity
-from whimbrel.transport.large import LargeEntries
 from whimbrel.transport.server import ReceiverServer
 from whimbrel.transport.sockets import Dialer, EventLoop
 from whimbrel.transport.spool import Owner
