@@ -260,14 +260,6 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
 Rigs = Callable[..., Rig]
 
 
-def run(one: Rig, count: int = 40, start: int = 0) -> None:
-    """Apply some records, and stop."""
-    one.feed(stream(count, 5, start))
-    one.start()
-    one.settle()
-    one.queries.pop("a").stop()
-
-
 def test_results_are_those_of_a_sequential_run(rig: Rigs) -> None:
     one = rig(groups=5, max_records=150)
     for n in range(4):
@@ -283,7 +275,7 @@ def test_results_are_those_of_a_sequential_run(rig: Rigs) -> None:
 
 def test_a_host_that_is_stopped_goes_on_where_it_was(rig: Rigs) -> None:
     one = rig(max_records=60)
-    run(one, 50)
+    one.apply_some(50)
     for n in range(1, 4):
         one.feed(stream(50, 20, 50 * n))
     one.start()
@@ -352,7 +344,7 @@ def test_deltas_are_compacted(rig: Rigs) -> None:
 
 def test_another_number_of_groups_ends_it_and_says_why(rig: Rigs) -> None:
     one = rig(groups=2)
-    run(one, 10)
+    one.apply_some(10)
     one.start(groups=3)
     host = one.queries.pop("a")
     one.until(lambda: not host.is_active)
@@ -369,7 +361,7 @@ def test_a_stage_that_needs_spark_is_refused(rig: Rigs) -> None:
 
 def test_a_checkpoint_that_is_gone_is_noticed_and_can_be_given_up(rig: Rigs) -> None:
     one = rig(groups=1)
-    run(one)
+    one.apply_some()
     shutil.rmtree(one.folder / "checkpoint-a")
     one.feed(stream(10, 5, 40))
     for _ in range(2):
@@ -385,9 +377,9 @@ def test_a_checkpoint_that_is_gone_is_noticed_and_can_be_given_up(rig: Rigs) -> 
 
 def test_an_old_checkpoint_is_noticed(rig: Rigs) -> None:
     one = rig(groups=1)
-    run(one)
+    one.apply_some()
     shutil.copytree(one.folder / "checkpoint-a", one.folder / "backup")
-    run(one, 10, 40)
+    one.apply_some(10, 40)
     shutil.rmtree(one.folder / "checkpoint-a")
     (one.folder / "backup").rename(one.folder / "checkpoint-a")
     with pytest.raises(Stale, match=r"the checkpoint of a .* is old: it knows batches up to"):
@@ -413,9 +405,9 @@ def undo_last_commit(one: Rig) -> int:
 
 def test_a_batch_that_is_repeated_after_a_death_is_taken_for_what_it_is(rig: Rigs) -> None:
     one = rig(groups=2)
-    run(one)
+    one.apply_some()
     undo_last_commit(one)
-    run(one, 10, 40)
+    one.apply_some(10, 40)
     assert by_key(one.results()) == one.expected()
 
 
@@ -428,7 +420,7 @@ class Changed(Running):
 
 def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs) -> None:
     one = rig(groups=1)
-    run(one)
+    one.apply_some()
     batch = undo_last_commit(one)
     one.start(operator=Changed())
     host = one.queries.pop("a")
@@ -441,7 +433,7 @@ def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs) -> Non
 
 def test_a_checkpoint_goes_on_elsewhere(rig: Rigs) -> None:
     one = rig()
-    run(one)
+    one.apply_some()
     there, here = one.folder / "checkpoint-a", one.folder / "elsewhere"
     saved = SavedLog(there)
     shutil.copytree(there, here, ignore=saved.needless)

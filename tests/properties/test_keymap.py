@@ -29,7 +29,7 @@ def build(history: list[tuple[Selection, str, tuple[int, int]]]) -> tuple[KeyMap
     """The map and the dictionary after the same puts."""
     subject, model = KeyMap("cloud"), dict.fromkeys(UNIVERSE, "cloud")
     for selection, value, (part, parts) in history:
-        subject.put(selection, value, part, parts)
+        subject.put(selection.of_part(part, parts), value)
         model |= {key: value for key in UNIVERSE if key in selection and part_of(bin_of(key), parts) == part}
         assert {key: subject[key] for key in UNIVERSE} == model
     return subject, model
@@ -100,7 +100,7 @@ levels = st.lists(st.tuples(selections, st.integers(0, 3), shares), max_size=8)
 def test_lifting_never_lowers(history: list[tuple[Selection, int, tuple[int, int]]]) -> None:
     subject, model = KeyMap(0), dict.fromkeys(UNIVERSE, 0)
     for selection, least, (part, parts) in history:
-        subject.lift(selection, least, part, parts)
+        subject.lift(selection.of_part(part, parts), least)
         for key in UNIVERSE:
             if key in selection and part_of(bin_of(key), parts) == part:
                 model[key] = max(model[key], least)

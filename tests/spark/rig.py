@@ -170,6 +170,13 @@ class Rig:
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.01)
 
+    def apply_some(self, count: int = 40, start: int = 0) -> None:
+        """Apply some records with `a`, and stop."""
+        self.feed(stream(count, 5, start))
+        self.start()
+        self.settle()
+        self.queries.pop("a").stop()
+
     def settle(self) -> None:
         """Wait until everything that was sent has been applied and written."""
         self.until(lambda: all(query.is_drained for query in self.queries.values()))

@@ -22,14 +22,6 @@ pytestmark = pytest.mark.spark
 Rigs = Callable[..., Rig]
 
 
-def run(one: Rig, count: int = 40, start: int = 0) -> None:
-    """Apply some records, and stop."""
-    one.feed(stream(count, 5, start))
-    one.start()
-    one.settle()
-    one.queries.pop("a").stop()
-
-
 def checkpoint(one: Rig) -> Path:
     return one.folder / "checkpoint-a"
 
@@ -43,7 +35,7 @@ def undo_last_commit(one: Rig) -> int:
 
 def test_a_checkpoint_that_is_gone_is_noticed_and_can_be_given_up(rig: Rigs) -> None:
     one = rig(groups=1, partitions=1)
-    run(one)
+    one.apply_some()
     shutil.rmtree(checkpoint(one))
     one.feed(stream(10, 5, 40))
     for _ in range(2):
@@ -64,15 +56,15 @@ def test_what_is_left_of_a_first_batch_that_was_never_planned_is_cleared_away(ri
     left = checkpoint(one) / "state" / "0" / "0" / "1.changelog"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"left")
-    run(one)
+    one.apply_some()
     assert by_key(one.results()) == one.expected()
 
 
 def test_an_old_checkpoint_is_noticed(rig: Rigs) -> None:
     one = rig(groups=1, partitions=1)
-    run(one)
+    one.apply_some()
     shutil.copytree(checkpoint(one), one.folder / "backup")
-    run(one, 10, 40)
+    one.apply_some(10, 40)
     shutil.rmtree(checkpoint(one))
     (one.folder / "backup").rename(checkpoint(one))
     with pytest.raises(Stale, match=r"the checkpoint of a .* is old: it knows batches up to"):
@@ -82,8 +74,8 @@ def test_an_old_checkpoint_is_noticed(rig: Rigs) -> None:
 
 def test_an_inbox_that_lacks_its_last_entries_is_noticed(rig: Rigs) -> None:
     one = rig(groups=1, partitions=1)
-    run(one)
-    run(one, 10, 40)
+    one.apply_some()
+    one.apply_some(10, 40)
     one.inboxes["a"].close()
     open_log(str(one.folder / "inbox-a")).close()
     for file in one.folder.glob("inbox-a*"):
@@ -98,9 +90,9 @@ def test_an_inbox_that_lacks_its_last_entries_is_noticed(rig: Rigs) -> None:
 
 def test_a_batch_that_is_repeated_after_a_death_is_taken_for_what_it_is(rig: Rigs) -> None:
     one = rig(groups=2, partitions=1)
-    run(one)
+    one.apply_some()
     undo_last_commit(one)
-    run(one, 10, 40)
+    one.apply_some(10, 40)
     assert by_key(one.results()) == one.expected()
 
 
@@ -121,7 +113,7 @@ class Changed(Running):
 @pytest.mark.parametrize(("first", "again"), [(Clock(), Clock()), (Running(), Changed())], ids=["clock", "changed"])
 def test_a_repeated_batch_that_says_something_else_is_an_error(rig: Rigs, first: Operator, again: Operator) -> None:
     one = rig(groups=1, partitions=1, operator=first)
-    run(one)
+    one.apply_some()
     batch = undo_last_commit(one)
     one.start(operator=again)
     query = one.queries.pop("a")

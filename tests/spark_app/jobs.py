@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import pytest
+
 import whimbrel as wb
 from tests.app.waiting import until
 from whimbrel.core.operator import Emit
@@ -123,6 +125,16 @@ class Job:
         for instance in stage["instances"].values():
             del instance["batch_ms"], instance["keys"], instance["state_bytes"]
         return {**stage, "owners": self.app.control.stages["chain"].coordinator.table.owners.dump()}
+
+    def refuses(self, order: Callable[[wb.App], object], error: type[Exception], told: str) -> dict[str, Any]:
+        """Check that an order is refused for this reason and changes nothing; return what it has left as it was."""
+        before = self.unchanged()
+        with pytest.raises(error) as raised:
+            order(self.app)
+        assert told in str(raised.value)
+        assert isinstance(raised.value, wb.Refused)
+        assert self.unchanged() == before
+        return before
 
     def settle(self) -> None:
         """Until the destination of an aborted move has cleaned up: before that its keys cannot be moved there again."""

@@ -131,7 +131,7 @@ def test_keys_that_a_selection_leaves_out_keep_what_they_had() -> None:
 
 def test_a_part_changes_only_what_it_holds() -> None:
     epochs = KeyMap(0)
-    epochs.put(Selection(frozenset({BIN, BIN + 1}), frozenset({"sensor-1"})), 1, part=1, parts=2)
+    epochs.put(Selection(frozenset({BIN, BIN + 1}), frozenset({"sensor-1"})).of_part(1, 2), 1)
     assert epochs[FIRST] == 1, "bin 179 is odd"
     assert epochs.by_bin[BIN + 1] == 0
     assert epochs["sensor-1"] == 0, "bin 314 is even"
@@ -191,7 +191,7 @@ def test_what_is_derived_from_a_map_follows_every_change() -> None:
     epochs.lift(EVERYTHING, 2)
     assert derived() == ({2}, Selection(), ([2], {}))
     for part in range(3):
-        epochs.put(EVERYTHING, part, part, 3)
+        epochs.put(EVERYTHING.of_part(part, 3), part)
     assert epochs.values() == {0, 1, 2}
     assert epochs.by_bin[:4] == [0, 1, 2, 0]
     epochs.restore(copied.dump())

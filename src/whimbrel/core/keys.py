@@ -70,8 +70,9 @@ class Selection(msgspec.Struct, frozen=True):
         """The keys that one of an instance's `parts` holds."""
         if parts == 1:
             return self
-        keys = (frozenset(key for key in names if bin_of(key) % parts == part) for names in (self.keys, self.without))
-        return Selection(frozenset(bin for bin in self.bins if bin % parts == part), *keys)
+        named = (self.keys, self.without)
+        keys = (frozenset(key for key in names if part_of(bin_of(key), parts) == part) for names in named)
+        return Selection(frozenset(bin for bin in self.bins if part_of(bin, parts) == part), *keys)
 
     @property
     def named(self) -> frozenset[str]:
@@ -104,29 +105,28 @@ class KeyMap(Generic[V]):
     def __getitem__(self, key: str) -> V:
         return self.by_key[key] if key in self.by_key else self.by_bin[bin_of(key)]
 
-    def put(self, selection: Selection, value: V, part: int = 0, parts: int = 1) -> None:
-        """Give every selected key of one part this value, and leave every other key as it is."""
+    def put(self, selection: Selection, value: V) -> None:
+        """Give every selected key this value, and leave every other key as it is."""
         self.changes += 1
-        bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
+        bins = selection.bins
         for key in selection.without:
             if bin_of(key) in bins:
                 self.by_key.setdefault(key, self[key])
         for key in [key for key in self.by_key if bin_of(key) in bins and key not in selection.without]:
             del self.by_key[key]
-        if len(selection.bins) == BINS:
-            self.by_bin[part::parts] = [value] * len(range(part, BINS, parts))
+        if len(bins) == BINS:
+            self.by_bin[:] = [value] * BINS
         else:
             for bin in bins:
                 self.by_bin[bin] = value
         for key in selection.keys:
-            if part_of(bin_of(key), parts) == part:
-                self.by_key[key] = value
+            self.by_key[key] = value
         self.changes += 1
 
-    def lift(self: KeyMap[int], selection: Selection, least: int, part: int = 0, parts: int = 1) -> None:
-        """Give every selected key of one part at least this value, and leave every other key as it is."""
+    def lift(self: KeyMap[int], selection: Selection, least: int) -> None:
+        """Give every selected key at least this value, and leave every other key as it is."""
         self.changes += 1
-        bins = selection.bins if parts == 1 else {bin for bin in selection.bins if bin % parts == part}
+        bins = selection.bins
         for key in selection.without:
             if bin_of(key) in bins:
                 self.by_key.setdefault(key, self[key])
@@ -138,8 +138,7 @@ class KeyMap(Generic[V]):
             if self.by_key[key] == self.by_bin[bin_of(key)]:
                 del self.by_key[key]
         for key in selection.keys:
-            if part_of(bin_of(key), parts) == part:
-                self.by_key[key] = max(self[key], least)
+            self.by_key[key] = max(self[key], least)
         self.changes += 1
 
     def values(self, selection: Selection | None = None) -> set[V]:

@@ -30,6 +30,7 @@ from whimbrel.core.record import (
 )
 from whimbrel.log.carrier import batches, encoded_outgoing, outbox_entries
 from whimbrel.log.contract import Appendable, Lane, Log
+from whimbrel.log.readers import next_of
 
 DISPATCHER = "dispatcher"
 """The reader of an outbox that sends its results elsewhere."""
@@ -71,27 +72,23 @@ class Dispatcher:
         raises, the next step begins with the entry that failed."""
         worked = False
         for name, outbox in list(self.outboxes.items()):
-            for end, parts in batches(outbox, self.position(name)):
+            for end, parts in batches(outbox, next_of(outbox, DISPATCHER)):
                 self._dispatch(name, end - 1, parts)
                 outbox.commit(DISPATCHER, {Lane.DATA: end})
                 worked = True
         return worked
 
-    def position(self, name: str) -> int:
-        """The first entry of an outbox that is not dispatched."""
-        outbox = self.outboxes[name]
-        return max(outbox.committed(DISPATCHER) or 0, outbox.head())
-
     @property
     def is_idle(self) -> bool:
         """Whether everything is dispatched."""
-        return all(self.position(name) >= outbox.tail() for name, outbox in list(self.outboxes.items()))
+        return all(next_of(outbox, DISPATCHER) >= outbox.tail() for outbox in list(self.outboxes.values()))
 
     def _dispatch(self, name: str, position: int, parts: Sequence[Outgoing]) -> None:
         """Send the output of one batch, whose last piece is at this position."""
         for place, outgoing in self._sorted(parts).items() if self._ways.receivers else ():
             append = partial(self._arrivals_of(place, name).append, writer=name)
-            for counter, blob, count in outbox_entries(position, list(map(encoded_outgoing, outgoing))):
+            every, encoded = sum(len(one.results) for one in outgoing), list(map(encoded_outgoing, outgoing))
+            for counter, blob, count in outbox_entries(position, encoded, every):
                 append(blob, count=count, counter=counter)
         reports = [notice for one in parts for notice in one.notices if isinstance(notice, REPORTS)]
         if reports:

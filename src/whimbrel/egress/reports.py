@@ -12,6 +12,7 @@ from whimbrel.core import wire
 from whimbrel.core.record import Report
 from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Lane, Log
+from whimbrel.log.readers import next_of
 
 REPORTER = "reporter"
 """The reader of the reports."""
@@ -27,7 +28,7 @@ class Reporter:
     def step(self) -> bool:
         """Send what is new, at most a chunk; return whether there was anything. If `send` raises, the next step begins
         with the entry that failed."""
-        entries = chunk(self._log, self._position())
+        entries = chunk(self._log, next_of(self._log, REPORTER))
         for entry in entries:
             for report in wire.unpack(entry.blob, list[Report]):
                 self._send(report)
@@ -39,7 +40,4 @@ class Reporter:
     @property
     def is_idle(self) -> bool:
         """Whether everything has been sent."""
-        return self._position() >= self._log.tail()
-
-    def _position(self) -> int:
-        return max(self._log.committed(REPORTER) or 0, self._log.head())
+        return next_of(self._log, REPORTER) >= self._log.tail()

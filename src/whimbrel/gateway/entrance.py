@@ -11,7 +11,6 @@ the gateway under the same writer and number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Protocol
 
 from whimbrel.core.keys import KeyMap, bin_of
@@ -117,5 +116,7 @@ class Door:
 
 def _by_home(numbered: Iterable[tuple[int, Event]], homes: KeyMap[str]) -> dict[str, list[tuple[int, Event]]]:
     """Sort by home; within one, the order stays."""
-    placed = sorted(((homes[event[0]], row, event) for row, event in numbered), key=lambda one: one[0])
-    return {home: [(row, event) for _, row, event in some] for home, some in groupby(placed, key=lambda one: one[0])}
+    found: dict[str, list[tuple[int, Event]]] = {}
+    for row, event in numbered:
+        found.setdefault(homes[event[0]], []).append((row, event))
+    return found

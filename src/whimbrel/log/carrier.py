@@ -83,7 +83,7 @@ class Carrier:
         before = self._before(batch_id, start)
         numbers = {to: self._send(to, messages[to], batch_id) for to in sorted(messages)}
         sent = {**before.sent, **numbers}
-        entries = outbox_entries(batch_id, outgoing, start, end, sent, count, most=self._most)
+        entries = outbox_entries(batch_id, outgoing, count, start, end, sent, most=self._most)
         self._check_pieces(batch_id, len(entries) - 1)
         for counter, blob, results in entries:
             self._say(counter, blob, results)
@@ -237,21 +237,21 @@ class _Raw(msgspec.Struct, array_like=True):
 def outbox_entries(
     batch: int,
     encoded: Sequence[bytes],
+    count: int,
     start: Offset | None = None,
     end: Offset | None = None,
     sent: dict[str, int] | None = None,
-    count: int | None = None,
     *,
     most: int = MOST_BYTES,
 ) -> list[tuple[int, bytes, int]]:
     """The entries of a batch, usually one: counter, content and number of results of each. The last one has the range.
-    `count`: the number of all results, if known."""
+    `count`: the number of all results."""
     *pieces, last = pieces_of(encoded, most)
     found = [
         (number(batch, index), join_outgoing(piece, {}, {}, piece=index, more=True), _results(piece))
         for index, piece in enumerate(pieces)
     ]
-    rest = _results(last) if count is None else count - sum(results for *_, results in found)
+    rest = count - sum(results for *_, results in found)
     return [*found, (number(batch), join_outgoing(last, start or {}, end or {}, sent, piece=len(pieces)), rest)]
 
 

@@ -1,4 +1,4 @@
-"""The position of an inbox's reader, for back-pressure and the "drained" check (log/contract.py, rule 7)."""
+"""Positions of readers, for back-pressure, the "drained" check and restarts (log/contract.py, rule 7)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def is_drained(inbox: Log) -> bool:
     """Whether every entry of an inbox has been applied, and its output is written."""
     # Read the position first: entries appended between the two reads count as not applied.
     return all(inbox.committed(INSTANCE, lane) == inbox.tail(lane) for lane in Lane)
+
+
+def next_of(log: Log, reader: str) -> int:
+    """The first data entry that a reader has not finished, and that can still be read."""
+    return max(log.committed(reader) or 0, log.head())
 
 
 def positions(offset: Offset) -> dict[Lane, int]:

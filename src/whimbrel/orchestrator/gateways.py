@@ -16,13 +16,8 @@ from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, GatewayStatus
 
 
-def router_of(stage: str, place: str) -> str:
-    """The name of the router of a stage at a place."""
-    return f"gateway-{stage}@{place}"
-
-
 def place_of(router: str) -> str:
-    """The place of a router."""
+    """The place of a router, which its name ends with: `gateway-count@edge-1`."""
     return router.partition("@")[2]
 
 
