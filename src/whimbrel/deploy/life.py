@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +30,8 @@ from whimbrel.rpc.tls import Tls
 LOGGER = logging.getLogger("whimbrel.deploy")
 BEAT = 1.0
 """Seconds between two heartbeats."""
+LOOK = 0.5
+"""Seconds until the main thread notices a signal that another thread received."""
 ADDRESS = "orchestrator.url"
 """The file in the data directory with the orchestrator's address."""
 
@@ -78,7 +81,8 @@ def live(
         process = make()
         process.start()
         while True:
-            signal.pause()
+            # Not signal.pause(): the kernel may hand a signal to any thread, and only that thread's call is interrupted.
+            time.sleep(LOOK)
     except (Ended, KeyboardInterrupt):
         pass
     finally:
