@@ -254,6 +254,15 @@ def test_a_query_that_keeps_dying_is_left_and_told(house: House) -> None:
     assert house.batches("cloud") >= 1 + RESTARTS
 
 
+def test_when_all_failed_instances_run_again_no_error_is_left(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if two were reported at once."""
+    failed = {"s-1": "s-1 at cloud keeps failing", "s-2": "s-2 at cloud keeps failing"}
+    monkeypatch.setattr(house.sites["cloud"], "failed", lambda: failed)
+    until(lambda: house.orchestrator.error, "it is reported")
+    monkeypatch.undo()
+    until(lambda: house.orchestrator.error is None, "the error is withdrawn")
+
+
 def test_a_query_that_kept_dying_is_tried_again_and_forgiven_when_it_runs(house: House) -> None:
     house.fates["cloud"] = [SOON] * (RESTARTS + 2)
     house.sites["cloud"].hosts["s-1"].die()  # type: ignore[attr-defined]

@@ -129,8 +129,8 @@ class Orchestrator(Decisions):
             if name not in self._left:
                 self._abandon(lambda move, _, to=name: move.destination == to, why)  # type: ignore[misc]
                 LOGGER.error("moves to %s are aborted: %s", name, why)
-                self._complaint = Unavailable(f"{why}; see app.status()")
-                self.error = self.error or self._complaint
+                if self.error is None:
+                    self.error = self._complaint = Unavailable(f"{why}; see app.status()")
         self._left = set(failed)
         if not failed and self.error is self._complaint:
             self.error = None
