@@ -57,3 +57,38 @@ def test_what_cannot_run_ends_all(tmp_path: Path) -> None:
     up = Child(SMALL, "up", "one", "refused", cwd=tmp_path)
     assert up.end(200) == 1
     assert "refused cannot run; see above" in up.told()
+
+
+JOB = """
+import itertools
+import whimbrel as wb
+
+class Count(wb.Operator):
+    class State(wb.State):
+        n: int = 0
+
+    def process(self, key, event, state, emit):
+        state.n += 1
+
+rows = wb.Items(lambda: ({"k": str(n % 3)} for n in itertools.count()), schema="k string", rate=10)
+pipeline = wb.Pipeline("endless", source=rows, key="k")
+pipeline.stage("count", Count()).sink(wb.JsonLines("out.jsonl"))
+"""
+
+
+def test_a_deployment_ends_with_its_input_even_if_its_parent_was_killed(tmp_path: Path) -> None:
+    """As chaos starts one: it may be killed at any moment, and leaves nothing behind."""
+    (tmp_path / "endless.py").write_text(JOB)
+    starter = (
+        "import subprocess, sys\n"
+        "up = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True)\n"
+        "up.wait()"
+    )
+    command = ["-m", "whimbrel", "up", "endless.py", "--data", "data", "--host", "inline", "--until-input-ends"]
+    parent = Child("-c", starter, *command, cwd=tmp_path)
+    try:
+        until(lambda: any(line.startswith("site edge-1 runs as") for line in parent.lines), "it runs", 200)
+        os.kill(parent.process.pid, signal.SIGKILL)
+        until(lambda: not parent.alive(), f"all processes of the deployment end; {parent.told()}", 60)
+    finally:
+        parent.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from whimbrel.core.errors import Conflict, Refused, Retry, WhimbrelError
 from whimbrel.core.text import visible
 from whimbrel.deploy.deployment import TRIGGER, Deployment, load_job
 from whimbrel.deploy.gateway import GatewayProcess
-from whimbrel.deploy.life import Process, live
+from whimbrel.deploy.life import Process, end_with_input, live
 from whimbrel.deploy.logformat import LogSettings
 from whimbrel.deploy.orchestrator import OrchestratorProcess, settled_in
 from whimbrel.deploy.up import REFUSED, supervise
@@ -189,6 +190,7 @@ def up(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     until_done: Annotated[bool, typer.Option("--until-done", help="End when everything is delivered.")] = False,
+    until_input_ends: Child = False,
 ) -> None:
     """Run a pipeline as processes: an orchestrator, a gateway, and each site. A process that dies is restarted.
 
@@ -216,6 +218,8 @@ def up(
     commands |= {f"site {name}": [*me, "site", name, *shared, "--host", host] for name in _names(sites)}
     if host == MICRO_BATCH and _wants_archive():
         _report("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
+    if until_input_ends:
+        threading.Thread(target=end_with_input, name="parent", daemon=True).start()
     supervise(commands, _report, _finished(data, tls) if until_done else lambda: False)
 
 

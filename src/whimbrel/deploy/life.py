@@ -30,6 +30,8 @@ from whimbrel.rpc.tls import Tls
 LOGGER = logging.getLogger("whimbrel.deploy")
 BEAT = 1.0
 """Seconds between two heartbeats."""
+BROKEN = 10.0
+"""Seconds that a process has to end after it could not determine its status."""
 LOOK = 0.5
 """Seconds until the main thread notices a signal that another thread received."""
 ADDRESS = "orchestrator.url"
@@ -75,26 +77,36 @@ def live(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     if until_input_ends:
-        threading.Thread(target=_end_with_input, name="parent", daemon=True).start()
+        threading.Thread(target=end_with_input, name="parent", daemon=True).start()
     process: Process | None = None
     try:
         process = make()
         process.start()
         while True:
-            # Not signal.pause(): the kernel may hand a signal to any thread, and only that thread's call is interrupted.
+            # Not signal.pause(): the kernel may hand a signal to another thread, and would interrupt only that one.
             time.sleep(LOOK)
     except (Ended, KeyboardInterrupt):
         pass
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        if process is not None and process.error is not None:  # what is broken may never end
+            _exit_in(BROKEN)
         if process is not None:
             process.stop()
     if process is not None and process.error is not None:
         raise process.error
 
 
-def _end_with_input() -> None:
+def _exit_in(seconds: float) -> None:
+    """Exit after some seconds, whatever the other threads do."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def end_with_input() -> None:
+    """Send SIGTERM to this process when its standard input ends. Blocks until then."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

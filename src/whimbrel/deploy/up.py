@@ -47,6 +47,7 @@ class Child:
         status = self._process.poll()
         if status is None:
             return
+        self._kill_group()
         self._close()
         if status == REFUSED:
             raise Refused(f"{self.name} cannot run; see above")
@@ -68,10 +69,15 @@ class Child:
             self._process.wait(max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             self._report(f"{self.name} does not end, and is killed")
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
             self._process.wait()
         self._close()
+
+    def _kill_group(self) -> None:
+        """Kill what the child has started: it has a session, and so a process group, of its own."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _close(self) -> None:
         assert self._process is not None

@@ -8,8 +8,11 @@ from pyspark.sql import SparkSession
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.spark.checkpoint import Checkpoint
-from whimbrel.spark.query import StageQuery
+from whimbrel.spark.query import StageQuery, longest_call
 from whimbrel.spark.session import session
+
+STUCK = 120.0
+"""Seconds after which a call into the JVM counts as lost. Stopping a query takes up to 60 s."""
 
 
 class SparkEngine:
@@ -24,7 +27,9 @@ class SparkEngine:
         self.host = partial(StageQuery, self.spark)
 
     def check(self) -> None:
-        """Raise `Unavailable` if Spark has stopped."""
+        """Raise `Unavailable` if Spark has stopped, or its JVM does not answer."""
+        if (seconds := longest_call()) > STUCK:
+            raise Unavailable(f"a call into Spark's JVM has not returned for {seconds:.0f} s")
         context = self.spark.sparkContext._jsc
         if context is None or context.sc().isStopped():
             raise Unavailable("Spark has stopped")

@@ -52,9 +52,22 @@ OVERLOADED = ("failed to connect back", "exited unexpectedly")
 """Parts of Spark's messages about a Python worker that an overloaded machine has not started in time."""
 
 
+_calls: dict[object, float] = {}
+"""The calls into the JVM that are in progress, each with the moment when it began."""
+
+
+def longest_call() -> float:
+    """For how many seconds a call into the JVM has been in progress, at most. A JVM that cannot start a thread, for
+    lack of memory, accepts a call and never answers it."""
+    now = time.monotonic()
+    return now - min([*_calls.values()], default=now)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Translate errors of Spark: `Full` if a disk is full, `Unavailable` if its JVM has ended."""
+    call = object()
+    _calls[call] = time.monotonic()
     try:
         yield
     except WhimbrelError:
@@ -70,6 +83,8 @@ def translated() -> Iterator[None]:
                 f"and the run continues where it was ({type(error).__name__}: {error})"
             ) from error
         raise
+    finally:
+        del _calls[call]
 
 
 class StageQuery:

@@ -60,7 +60,7 @@ class Deployed:
         command = [sys.executable, "-m", "whimbrel", "up", str(write_job(folder, load)), "--data", str(self.data)]
         with (folder / "errors.txt").open("wb") as errors:
             self.up = subprocess.Popen(
-                [*command, "--sites", ",".join(sites), *settings],
+                [*command, "--sites", ",".join(sites), "--until-input-ends", *settings],
                 cwd=folder,
                 env={
                     **os.environ,
@@ -68,6 +68,7 @@ class Deployed:
                     "TMPDIR": str(folder / "tmp"),  # a killed process cannot clean up
                     MARK: self.mark,
                 },
+                stdin=subprocess.PIPE,  # it ends with this process, however that ends
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
