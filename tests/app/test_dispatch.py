@@ -10,7 +10,7 @@ import pytest
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
-from whimbrel.core.keys import selection_of
+from whimbrel.core.keys import KeyMap, selection_of
 from whimbrel.core.record import (
     Checkpointed,
     Closed,
@@ -24,9 +24,9 @@ from whimbrel.core.record import (
     Report,
     Result,
 )
-from whimbrel.egress.dispatch import DISPATCHER, Dispatcher
+from whimbrel.egress.dispatch import Dispatcher
 from whimbrel.egress.reports import Reporter
-from whimbrel.log.contract import Lane
+from whimbrel.egress.ways import EACH, ToHomes, ToSinks
 from whimbrel.log.memory import MemoryLog
 
 CLOSED = Closed("m1", "s-1", 0, 1, selection_of(["a", "b", "c"]), 1)
@@ -40,14 +40,15 @@ def parked(router: str) -> Parked:
 
 
 class ByKey:
-    """Results of `a` are for edge-1, of `b` for edge-2; all others are for here."""
+    """Results of `a` are for edge-1, of `b` for edge-2, of `c` for here."""
 
-    receivers: Sequence[str] = ("edge-1", "edge-2")
+    here = "cloud"
+    receivers: Sequence[str] = ("cloud", "edge-1", "edge-2")
 
     def split(self, results: Sequence[Result]) -> Mapping[str, list[Result]]:
         return {
             place: [result for result in results if result.key == key]
-            for key, place in {"a": "edge-1", "b": "edge-2"}.items()
+            for key, place in {"a": "edge-1", "b": "edge-2", "c": "cloud"}.items()
         }
 
     def home_of(self, router: str) -> str:
@@ -57,7 +58,7 @@ class ByKey:
 class Here(ByKey):
     """Everything is for here."""
 
-    receivers: Sequence[str] = ()
+    receivers: Sequence[str] = ("cloud",)
 
     def split(self, results: Sequence[Result]) -> Mapping[str, list[Result]]:
         raise AssertionError("results that stay here are not looked at")
@@ -83,18 +84,22 @@ class Fragile(MemoryLog):
 
 
 class Rig:
-    """An outbox here, the arrivals of two places elsewhere, and the reports."""
+    """The arrivals of two places elsewhere, and the reports."""
 
     def __init__(self, ways: ByKey, **more: Any) -> None:
-        self.outbox, self.reports = MemoryLog(), Fragile()
+        self.reports = Fragile()
         self.arrivals: dict[tuple[str, str], Fragile] = defaultdict(Fragile)
-        self.dispatcher = Dispatcher(
-            {"s-1": self.outbox}, ways, lambda place, name: self.arrivals[place, name], self.reports, **more
-        )
+        self.dispatcher = Dispatcher(ways, lambda place, name: self.arrivals[place, name], self.reports, **more)
+        self.position = 0
 
-    def say(self, *parts: tuple[list[Result], list[Notice]]) -> None:
-        blob = wire.pack(OutboxEntry([Outgoing(*part) for part in parts]))
-        self.outbox.append(blob, count=1, writer="s-1@x", counter=self.outbox.tail())
+    def say(self, *parts: tuple[list[Result], list[Notice]]) -> list[Outgoing]:
+        """Dispatch the next batch; repeat it if that fails. Returns what is for here."""
+        try:
+            kept = self.dispatcher.dispatch("s-1", self.position, [Outgoing(*part) for part in parts])
+        except Unavailable:
+            return self.say(*parts)
+        self.position += 1
+        return kept
 
     def received(self, place: str) -> list[Outgoing]:
         entries = self.arrivals[place, "s-1"].read(0)
@@ -110,26 +115,22 @@ def result(key: str, seq: int) -> Result:
 
 def test_each_receiver_gets_its_results_in_order_and_nothing_else() -> None:
     rig = Rig(ByKey())
-    rig.say(([result("a", 1), result("c", 2), result("b", 3), result("a", 4)], []))
-    assert rig.dispatcher.step()
+    kept = rig.say(([result("a", 1), result("c", 2), result("b", 3), result("a", 4)], []))
+    assert kept == [Outgoing([result("c", 2)], [])]
     assert [one.results for one in rig.received("edge-1")] == [[result("a", 1), result("a", 4)]]
     assert [one.results for one in rig.received("edge-2")] == [[result("b", 3)]]
     assert list(rig.received("edge-1")[0].results[0].values) == ["z", "a"], "columns keep their order"
-    assert not rig.dispatcher.step()
-    assert rig.dispatcher.is_idle
 
 
 def test_a_batch_without_results_for_a_place_sends_it_nothing() -> None:
     rig = Rig(ByKey())
-    rig.say(([result("c", 2)], [Ready("m1", "s-1", 0, 1)]))
-    rig.dispatcher.step()
-    assert rig.arrivals == {}
+    kept = rig.say(([result("c", 2)], [Ready("m1", "s-1", 0, 1)]))
+    assert (kept, rig.arrivals) == ([Outgoing([result("c", 2)], [])], {})
 
 
 def test_every_receiver_gets_closed_behind_the_results_of_its_part() -> None:
     rig = Rig(ByKey())
-    rig.say(([result("a", 1)], [CLOSED, LEFT]))
-    rig.dispatcher.step()
+    assert rig.say(([result("a", 1)], [CLOSED, LEFT])) == [Outgoing([], [CLOSED])]
     assert rig.received("edge-1") == [Outgoing([result("a", 1)], [CLOSED])]
     assert rig.received("edge-2") == [Outgoing([], [CLOSED])]
     assert rig.reported() == [LEFT]
@@ -137,8 +138,8 @@ def test_every_receiver_gets_closed_behind_the_results_of_its_part() -> None:
 
 def test_a_dead_letter_goes_to_the_home_of_its_key() -> None:
     rig = Rig(ByKey())
-    rig.say(([], [parked("gateway@edge-2"), parked("gateway@cloud")]))
-    rig.dispatcher.step()
+    kept = rig.say(([], [parked("gateway@edge-2"), parked("gateway@cloud")]))
+    assert kept == [Outgoing([], [parked("gateway@cloud")])]
     assert rig.received("edge-2") == [Outgoing([], [parked("gateway@edge-2")])]
     assert rig.received("edge-1") == []
 
@@ -147,17 +148,15 @@ def test_a_dead_letter_goes_to_the_home_of_its_key() -> None:
 def test_gates_elsewhere_hear_of_increments_only_if_there_is_a_store(stores: bool) -> None:
     rig = Rig(ByKey(), stores=stores)
     rig.say(([], [OPENED, SAVED]))
-    rig.dispatcher.step()
     assert rig.received("edge-1") == ([Outgoing([], [OPENED, SAVED])] if stores else [])
     assert rig.reported() == [OPENED]
 
 
 def test_if_every_receiver_is_here_only_reports_are_copied() -> None:
     rig = Rig(Here())
-    rig.say(([result("a", 1)], [CLOSED, LEFT]), ([result("b", 1)], []))
-    rig.dispatcher.step()
+    parts: list[tuple[list[Result], list[Notice]]] = [([result("a", 1)], [CLOSED, LEFT]), ([result("b", 1)], [])]
+    assert rig.say(*parts) == [Outgoing(*part) for part in parts]
     assert (rig.reported(), rig.arrivals) == ([LEFT], {})
-    assert rig.outbox.committed(DISPATCHER) == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -165,14 +164,10 @@ def test_if_every_receiver_is_here_only_reports_are_copied() -> None:
 def test_whichever_append_fails_each_entry_arrives_once_and_in_order(victim: str, late: bool) -> None:
     rig = Rig(ByKey())
     log = rig.reports if victim == "reports" else rig.arrivals[victim, "s-1"]
+    log.failures, log.late = 1, late
     for seq in range(4):
         rig.say(([result("a", seq), result("b", seq)], [LEFT]))
-    log.failures, log.late = 1, late
-    with pytest.raises(Unavailable):
-        rig.dispatcher.step()
-    assert rig.outbox.committed(DISPATCHER, Lane.DATA) in (None, 0), "a position is committed after the effect"
-    again = Dispatcher({"s-1": rig.outbox}, ByKey(), lambda place, name: rig.arrivals[place, name], rig.reports)
-    again.step()
+    assert log.failures == 0
     for place, key in {"edge-1": "a", "edge-2": "b"}.items():
         assert [one.results for one in rig.received(place)] == [[result(key, seq)] for seq in range(4)]
     assert rig.reported() == [LEFT] * 4
@@ -189,7 +184,6 @@ def test_reports_are_sent_in_order_and_wait_while_the_orchestrator_is_away() -> 
 
     rig.say(([], [ready]))
     rig.say(([], [CLOSED, LEFT]))
-    rig.dispatcher.step()
     reporter = Reporter(rig.reports, send)
     with pytest.raises(Unavailable):
         reporter.step()
@@ -198,3 +192,24 @@ def test_reports_are_sent_in_order_and_wait_while_the_orchestrator_is_away() -> 
     assert Reporter(rig.reports, send).step()
     assert (heard, reporter.is_idle, rig.reports.head()) == ([ready, LEFT], True, 2)
     assert not reporter.step()
+
+
+# ── Ways ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_go_to_the_place_of_every_sink_and_to_the_place_where_they_are_made() -> None:
+    ways = ToSinks("edge-1", ["cloud", EACH], ["gateway-s@edge-2"], ["cloud", "edge-1", "edge-2", "edge-3"])
+    some = [result("a", 1), result("b", 2)]
+    assert ways.split(some) == {"cloud": some, "edge-1": some}
+    assert ways.receivers == ["cloud", "edge-1", "edge-2", "edge-3"], "keys may move to any place, and close there"
+    assert ToSinks("edge-1", ["cloud"], ["gateway-s@edge-2"], []).receivers == ["cloud", "edge-2"]
+    assert ways.home_of("gateway-s@edge-2") == "edge-2"
+
+
+def test_results_go_to_the_homes_of_the_next_stages_keys() -> None:
+    homes = KeyMap("cloud")
+    homes.put(selection_of(["a"]), "edge-1")
+    ways = ToHomes("cloud", homes, lambda result: result.values["a"], ["gateway-s@edge-2"])
+    some = [result("a", 1), result("b", 2), result("a", 3), Result("c", 0, 4, 0, 0, 0, {"a": None})]
+    assert ways.split(some) == {"edge-1": [some[0], some[2]], "cloud": [some[1], some[3]]}
+    assert ways.receivers == ["cloud", "edge-1", "edge-2"]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.app.full import FullDisk
 from tests.app.test_feed import SCHEMA, items, row
-from tests.app.test_outlet import EXPECTED, MOVE, NOTICES, Office, results, said
+from tests.app.test_outlet import EXPECTED, LETTERS, MOVE, REPORTS, Office, results, said
 from tests.app.test_site import nowhere
 from tests.app.waiting import until
 from whimbrel.core.errors import Full, Unavailable
@@ -142,7 +142,8 @@ def test_an_outlet_goes_on_when_there_is_room_and_everything_leaves_once(tmp_pat
     assert (outlet.error, outlet.backoff.error) == (None, None)
     assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
     assert outlet.delivered == 13
-    assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}
+    assert {str(letter) for letter in office.heard} == {str(letter) for letter in LETTERS}
+    assert office.reported() == REPORTS
 
 
 # ── A site: it begins no batch ───────────────────────────────────────────────────────────────────────────────────────

@@ -26,12 +26,15 @@ from whimbrel.core.record import (
     Outgoing,
     Parked,
     Ready,
+    Report,
     Result,
 )
-from whimbrel.egress.outlet import Outlet, Word
+from whimbrel.egress.dispatch import Dispatcher
+from whimbrel.egress.outlet import Letter, Outlet
 from whimbrel.egress.parquet import ParquetSink
 from whimbrel.egress.sinks import JsonLinesSink, Mark, Sink, Unfit
 from whimbrel.egress.threaded import ThreadedOutlet
+from whimbrel.egress.ways import ToSinks
 from whimbrel.log.contract import Log
 from whimbrel.log.memory import MemoryLog
 from whimbrel.orchestrator.journal import GatewayJournal
@@ -62,6 +65,20 @@ class Died(Exception):
     """The process dies here."""
 
 
+class Reports(MemoryLog):
+    """A log in which every append is a deed, before and after it is done."""
+
+    def __init__(self, deed: Callable[[], None]) -> None:
+        super().__init__()
+        self.deed = deed
+
+    def append(self, *args: Any, **more: Any) -> int | None:
+        self.deed()
+        position = super().append(*args, **more)
+        self.deed()
+        return position
+
+
 class Office:
     """All that outlives an outlet: outboxes, journal and the sink's file. And a hand that kills at a chosen deed."""
 
@@ -71,8 +88,9 @@ class Office:
         for name, blobs in outboxes.items():
             self.write(name, *blobs)
         self.saved: bytes | None = None
-        self.heard: list[Notice] = []
-        self.numbers: dict[int, Notice] = {}
+        self.heard: list[Letter] = []
+        self.numbers: dict[int, Letter] = {}
+        self.reports = Reports(self.deed)
         self.deeds = 0
         self.kill_at = kill_at
 
@@ -85,7 +103,7 @@ class Office:
         if self.deeds - 1 == self.kill_at:
             raise Died
 
-    def hear(self, notice: Word, number: int) -> None:
+    def hear(self, notice: Letter, number: int) -> None:
         self.deed()
         assert not isinstance(notice, Unfit)
         self.heard.append(notice)
@@ -99,10 +117,21 @@ class Office:
         self.deed()
 
     def open(self) -> ThreadedOutlet:
-        outlet = ThreadedOutlet("s", self.outboxes, [Watched(self.path, self.deed)], self.hear, self.save, lambda: 1)
+        sinks: list[Sink] = [Watched(self.path, self.deed)]
+        outlet = ThreadedOutlet(
+            "s", self.outboxes, sinks, self.hear, self.save, lambda: 1, dispatch=self.dispatcher().dispatch
+        )
         outlet.recover(self.saved)
         outlet.start()
         return outlet
+
+    def dispatcher(self) -> Dispatcher:
+        """All results are for here."""
+        return Dispatcher(ToSinks("", [""], [""], [""]), lambda place, name: MemoryLog(), self.reports)
+
+    def reported(self) -> set[str]:
+        entries = self.reports.read(0)
+        return {str(report) for entry in entries for report in wire.unpack(entry.blob, list[Report])}
 
     def run(self) -> ThreadedOutlet:
         """Let an outlet deliver all that is there; start another one when it dies."""
@@ -169,14 +198,16 @@ MOVE = {
     ],
 }
 EXPECTED = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [1, 2, 3], "c": [1, 2]}
-NOTICES: list[Notice] = [READY, OPENED, PARKED, PARKED, HELD]
+LETTERS: list[Letter] = [PARKED, PARKED, HELD]
+REPORTS = {str(READY), str(OPENED)}
 
 
 def test_results_of_two_outboxes_leave_in_the_order_of_their_key(tmp_path: Path) -> None:
     office = Office(tmp_path, MOVE)
     outlet = office.run()
     assert office.lines() == EXPECTED
-    assert sorted(map(str, office.heard)) == sorted(map(str, NOTICES))
+    assert sorted(map(str, office.heard)) == sorted(map(str, LETTERS))
+    assert office.reported() == REPORTS
     assert outlet.delivered == 12
     assert outlet.gate.refused == 0
 
@@ -185,7 +216,7 @@ DEEDS = 26
 
 
 @pytest.mark.parametrize("kill_at", range(DEEDS))
-def test_wherever_the_process_dies_everything_leaves_once_and_every_notice_is_heard(
+def test_wherever_the_process_dies_everything_leaves_once_and_every_letter_is_sent(
     tmp_path: Path, kill_at: int
 ) -> None:
     office = Office(tmp_path, MOVE, kill_at)
@@ -195,8 +226,9 @@ def test_wherever_the_process_dies_everything_leaves_once_and_every_notice_is_he
     outlet = office.run()
     assert office.deeds > kill_at
     assert office.lines() == {**EXPECTED, "a": [*EXPECTED["a"], 8]}
-    assert {str(notice) for notice in office.heard} == {str(notice) for notice in NOTICES}
-    assert len(office.numbers) == len(NOTICES), "what is heard again comes with the same number"
+    assert {str(letter) for letter in office.heard} == {str(letter) for letter in LETTERS}
+    assert office.reported() == REPORTS
+    assert len(office.numbers) == len(LETTERS), "what is heard again comes with the same number"
     assert outlet.delivered == 13
 
 
@@ -244,32 +276,31 @@ def test_an_outbox_that_appears_while_it_runs_is_read(tmp_path: Path) -> None:
     assert office.lines() == {"b": [1], "c": [1]}
 
 
-def test_while_nobody_hears_notices_wait_in_their_order_and_results_do_not(
+def test_while_the_receiver_is_away_letters_wait_in_their_order_and_results_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whimbrel.egress.outlet.FIRST", 0.01)
     office = Office(tmp_path, {"s-1": [], "s-2": []})
     hear, away = office.hear, [True]
+    later = Parked("s-1", "b", 8, "gateway", "ValueError: no", "{}")
 
-    def hear_if_there(notice: Word, number: int) -> None:
+    def hear_if_there(letter: Letter, number: int) -> None:
         if away:
-            raise Unavailable("nobody is there")
-        hear(notice, number)
+            raise Unavailable("no disk")
+        hear(letter, number)
 
     monkeypatch.setattr(office, "hear", hear_if_there)
     outlet = office.open()
-    office.write("s-2", said(([], [READY])))
     office.write("s-1", said((results("a", 0, 1), [PARKED])), said((results("a", 0, 2), [])))
     until(lambda: outlet.delivered == 2, "results leave")
     assert not outlet.is_idle
     outlet.stop()
     assert (office.heard, outlet.error) == ([], None)
     again = office.open()
-    office.write("s-2", said(([], [OPENED])))
+    office.write("s-1", said(([], [later])))
     away.clear()
-    until(lambda: again.is_idle, "all is told")
-    assert [notice for notice in office.heard if notice != PARKED] == [READY, OPENED]
-    assert PARKED in office.heard
+    until(lambda: again.is_idle, "all letters are sent")
+    assert office.heard == [PARKED, later]
     again.stop()
     assert len(office.path.read_text().splitlines()) == 2
 
@@ -310,7 +341,7 @@ def test_a_sink_that_raises_stops_the_outlet_and_is_told(tmp_path: Path) -> None
     outlet.stop()
 
 
-def _never(notice: Word, number: int) -> Any:
+def _never(notice: Letter, number: int) -> Any:
     raise AssertionError(notice)
 
 
@@ -417,12 +448,45 @@ def test_a_saving_is_told_when_it_counts(tmp_path: Path) -> None:
     boxes = {"s-2": [said((results("a", 1, 5), [opened, ahead]))], "s-1": [said((results("b", 0, 1), [CHECKPOINTED]))]}
     office = Treasury(tmp_path, boxes)
     office.run()
-    assert office.heard == [opened, CHECKPOINTED]
+    assert office.heard == [CHECKPOINTED]
     office.write("s-1", said((results("a", 0, 4), [CLOSED])))
     office.run()
-    assert office.heard == [opened, CHECKPOINTED, ahead]
+    assert office.heard == [CHECKPOINTED, ahead]
 
 
 def test_a_fence_that_nobody_raises_is_not_there(tmp_path: Path) -> None:
     outlet = ThreadedOutlet("s", {}, [], lambda *heard: None, lambda blob: None, lambda: 1)
     assert not outlet.fence(LOST, 0)
+
+
+def test_an_outlet_that_went_back_has_not_delivered_what_it_has_to_read_again(tmp_path: Path) -> None:
+    """Otherwise its instance could be removed, and its outbox with it."""
+    office = Office(tmp_path, {"s-1": [said((results("a", 0, 1), []))]})
+    sink = Watched(office.path, office.deed)
+    sink.commit_interval = 1e9
+    failing: list[str] = []
+
+    def save(blob: bytes) -> None:
+        if "save" in failing:
+            raise Unavailable("the journal is locked")
+        office.save(blob)
+
+    def dispatch(name: str, position: int, parts: list[Outgoing]) -> list[Outgoing]:
+        if "dispatch" in failing:
+            raise Unavailable("the log of reports is locked")
+        return parts
+
+    outlet = Outlet("s", office.outboxes, [sink], office.hear, save, lambda: 1, dispatch=dispatch)
+    outlet.recover(None)
+    assert outlet.step()
+    assert not outlet.step(), "all is read, and nothing is committed"
+    failing[:] = ["save"]
+    with pytest.raises(Unavailable):
+        outlet.step(closing=True)
+    failing[:] = ["dispatch"]
+    with pytest.raises(Unavailable):
+        outlet.step()
+    assert not outlet.has_delivered("s-1")
+    failing.clear()
+    outlet.step(closing=True)
+    assert outlet.has_delivered("s-1")

@@ -13,6 +13,7 @@ import pytest
 
 from whimbrel.core.errors import BadRecord
 from whimbrel.core.keys import Selection
+from whimbrel.core.names import router_of
 from whimbrel.core.protocols.machine import Migration, StoryLine
 from whimbrel.core.record import Move, Parked
 from whimbrel.gateway.dead_letters import DeadLetters
@@ -25,7 +26,6 @@ from whimbrel.lab.chaos.plan import GATEWAY, ORCHESTRATOR, SOURCE
 from whimbrel.lab.chaos.rows import Load
 from whimbrel.lab.chaos.verdict import Run, broken, judge, phase_at, recovery, righted
 from whimbrel.log import EmbeddedLog
-from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import Journal
 
 BEGUN = 1_000_000_000_000_000

@@ -169,6 +169,16 @@ def test_what_was_given_up_takes_the_same_way_as_results() -> None:
     assert (again.park(parked("k", 0, 2)), again.refused) == ([], 1), "a zombie's"
 
 
+def test_a_letter_is_released_by_the_closing_before_its_epoch_though_the_one_after_it_came_first() -> None:
+    """A place that receives from many instances may get the closings of a key in any order."""
+    gate = Gate()
+    gate.park(parked("k", 1, 5))
+    assert gate.close(closed(K, 2)) == []
+    assert gate.let_go() == []
+    gate.close(closed(K, 1))
+    assert (gate.let_go(), gate.refused, gate.current("k")) == ([parked("k", 1, 5)], 0, 2)
+
+
 # ── A fence ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LOST = Move("r1", "s", "restore", "a", "c", K, 3, frozenset("r"), RestoreOptions(parties=frozenset({"a", "b"})))

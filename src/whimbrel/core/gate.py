@@ -60,6 +60,8 @@ class Gate:
         self.held: dict[str, list[Result]] = {}
         self.letters: list[Parked] = []
         """Dead letters, held back like results."""
+        self._freed: list[Parked] = []
+        """Dead letters that closings have released, until `let_go`."""
         self.ahead: list[Opened] = []
         """Owners of keys whose former owners may still emit."""
         self.unsure: list[Checkpointed] = []
@@ -114,6 +116,7 @@ class Gate:
                 self.epochs.lift(ending, closed.epoch)
                 freed = [key for key in self.held if key in ending]
                 released += self.offer([result for key in freed for result in self.held.pop(key)])
+                self._freed += self._sorted_out()  # before the next closing, which may end their epoch
             if any(epoch < closed.was for epoch in self.epochs.values(closed.selection)):
                 self.early.append(closed)
         return released
@@ -124,6 +127,10 @@ class Gate:
 
     def let_go(self) -> list[Parked]:
         """After an epoch was closed: the held dead letters that may be released now."""
+        freed, self._freed = self._freed + self._sorted_out(), []
+        return freed
+
+    def _sorted_out(self) -> list[Parked]:
         letters, self.letters = self.letters, []
         return self._sort(letters)
 

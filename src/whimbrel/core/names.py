@@ -32,6 +32,16 @@ def site_role(site: str) -> str:
     return f"site-{site}"
 
 
+def router_of(stage: str, place: str = "") -> str:
+    """The name of the router into a stage at a place."""
+    return f"gateway-{stage}@{place}" if place else f"gateway-{stage}"
+
+
+def place_of(router: str) -> str:
+    """The place of a router."""
+    return router.partition("@")[2]
+
+
 def check_name(kind: str, name: str, longest: int = CHOSEN) -> str:
     """Return the name if it is valid, else raise `Refused`; `kind` is what it names."""
     if len(name) > longest or not re.search(PATTERN, name):

@@ -1,12 +1,10 @@
 """The outlet: the exit of results. Reads the outboxes of a stage, passes results through the gate, delivers them.
 
-    outboxes ──▶ gate ──▶ sinks, or the next stage's gateway
-        └─ notices ──▶ the orchestrator (which journals their effects before it acts)
+    outboxes ──▶ dispatcher ──▶ gate ──▶ sinks, or the next stage's gateway
+                     └─ what other places and the orchestrator get (dispatch.py)
 
-Positions, gate, sinks and notices are committed atomically: a crash resets all of them to the same point. Notices are
-sent after that: if the orchestrator acted on one before, the next epoch of a key could be closed, and after a crash
-the gate would read its CLOSED before that of the previous epoch. While the orchestrator is unreachable, notices wait,
-and results do not.
+Positions, gate, sinks and letters are committed atomically: a crash resets all of them to the same point. Letters are
+what the gate releases besides results: dead letters, and confirmations of increments. They are sent after the commit.
 
 The outlet has no thread: `step` does all pending work, and the caller decides when. In production that is a thread
 (threaded.py), in the simulator the seed. A step that raises leaves the outlet inconsistent; the next one first goes
@@ -31,7 +29,7 @@ from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry
 from whimbrel.core.gate import Gate
 from whimbrel.core.keys import Selection
-from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, Parked, Result
+from whimbrel.core.record import Checkpointed, Closed, Evicted, Move, Notice, Opened, Outgoing, Parked, Result
 from whimbrel.egress.sinks import Mark, Sink, Unfit
 from whimbrel.log.backoff import Backoff
 from whimbrel.log.carrier import batches
@@ -42,12 +40,15 @@ Watch = Callable[[list[Result], int], None]
 """Receives released results and the time of their release, for metrics only."""
 
 FIRST, MOST = 0.2, 1.0
-"""Seconds until an unacknowledged notice is sent again: at first, and at most."""
+"""Seconds until an unacknowledged letter is sent again: at first, and at most."""
 
-Word = Notice | Unfit
-"""What the outlet sends besides results: notices of instances, and results that sinks refuse."""
-Numbered = tuple[Word, int]
+Letter = Parked | Checkpointed | Unfit
+"""What the outlet sends besides results: dead letters, confirmed increments, and results that sinks refuse."""
+Numbered = tuple[Letter, int]
 """With its number: the outlet numbers them in the order in which it sends them."""
+Dispatch = Callable[[str, int, list[Outgoing]], list[Outgoing]]
+"""Receives each batch of an outbox, with its position, before it counts as read, and maybe again: sends what others get
+of it, and returns what the gate gets (dispatch.py)."""
 
 
 class Keep(Protocol):
@@ -65,7 +66,7 @@ class Commit(msgspec.Struct):
     delivered: int
     pending: list[Numbered] = []
     number: int = 0
-    """The number of the next notice."""
+    """The number of the next letter."""
 
 
 class Outlet:
@@ -76,17 +77,18 @@ class Outlet:
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        send_notice: Callable[[Word, int], None],
+        send: Callable[[Letter, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
         uptime: Callable[[], float] = time.monotonic,
+        dispatch: Dispatch = lambda name, position, parts: parts,
     ) -> None:
-        """`outboxes` may grow while it runs. `send_notice` receives each notice with its number, after the commit of
-        both: numbers only grow, and a notice that is repeated after a crash has the same number. It raises `Retry` if
-        the receiver is unreachable. A `Checkpointed` is passed on when the gate has confirmed it. `keep` replaces
-        `save` if there is a central store. `uptime`: monotonic seconds."""
+        """`outboxes` may grow while it runs. `send` receives each letter with its number, after the commit of both:
+        numbers only grow, and a letter that is repeated after a crash has the same number. It raises `Retry` if the
+        receiver is unreachable. A `Checkpointed` is sent when the gate has confirmed it. `keep` replaces `save` if
+        there is a central store. `uptime`: monotonic seconds. `dispatch`: by default everything is for this outlet."""
         self._keep = keep
         self.reached: dict[str, int] = {}
         """By key: the `seq` up to which its results are delivered. With a store only."""
@@ -99,7 +101,7 @@ class Outlet:
         self._fences: list[tuple[Move, Callable[[], None]]] = []
         """Fences to raise, each with a callback for when it is durable."""
         self.stage, self.outboxes, self.sinks = stage, outboxes, sinks
-        self._send_notice, self._save, self._clock_us, self._watch = send_notice, save, clock_us, watch
+        self._dispatch, self._send, self._save, self._clock_us, self._watch = dispatch, send, save, clock_us, watch
         self.gate = Gate()
         self.positions: dict[str, int] = {}
         self._looked: dict[str, int] = {}
@@ -107,18 +109,18 @@ class Outlet:
         self.delivered = 0
         self.state_bytes: dict[tuple[str, int], int] = {}
         """By outbox and part of its instance: the bytes of state in the part's last output."""
-        self._notice_backoff = Backoff(f"sending the notices of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
+        self._letter_backoff = Backoff(f"sending the letters of {stage}", LOGGER, first=FIRST, most=MOST, clock=uptime)
         self._commit_interval = max((sink.commit_interval for sink in sinks), default=0.0)
         self._uptime = uptime
         self._committed = uptime()
         self._has_begun = self._is_torn = False
-        """`_has_begun`: whether the notices that the last commit left pending have been sent. `_is_torn`: whether the
+        """`_has_begun`: whether the letters that the last commit left pending have been sent. `_is_torn`: whether the
         last step has failed half way."""
         self._dirty: dict[str, int] = {}
         self._pending: list[Numbered] = []
         self._number = 0
         self._has_sent = False
-        """A notice was sent since the last commit, and would be sent again after a crash."""
+        """A letter was sent since the last commit, and would be sent again after a crash."""
 
     def recover(self, blob: bytes | None, reached: Mapping[str, int] | None = None) -> None:
         """Reset positions, gate and sinks to the last commit; `reached`: all that `keep` has stored."""
@@ -182,10 +184,10 @@ class Outlet:
         return max(self.positions.get(name, 0), self._looked.get(name, 0)) >= box.tail() and name not in self._dirty
 
     def step(self, *, closing: bool = False) -> bool:
-        """Deliver new results, commit if due, send committed notices; return whether there was anything new.
+        """Deliver new results, commit if due, send committed letters; return whether there was anything new.
 
-        `closing`: commit everything, because no later step will. Raises what outboxes, sinks, `save` and `send_notice`
-        raise; then the next step begins at the last commit.
+        `closing`: commit everything, because no later step will. Raises what outboxes, `dispatch`, sinks, `save` and
+        `send` raise; then the next step begins at the last commit.
         """
         try:
             if self._is_torn:
@@ -218,7 +220,7 @@ class Outlet:
         for sink in self.sinks:
             with suppress(OSError):  # it will receive again what it still had to write
                 sink.close()
-        self.gate, self.positions, self.delivered, self._dirty = Gate(), {}, 0, {}
+        self.gate, self.positions, self.delivered, self._dirty, self._looked = Gate(), {}, 0, {}, {}
         self._pending, self._number = [], 0
         for key, seq in self._before.items():
             if seq is None:
@@ -235,7 +237,7 @@ class Outlet:
         for name, outbox in list(self.outboxes.items()):
             tail, start = outbox.tail(), self.positions[name] if name in self.positions else outbox.head()
             for end, parts in batches(outbox, start):
-                for outgoing in parts:
+                for outgoing in self._dispatch(name, end - 1, parts):
                     released += self.gate.offer(outgoing.results)  # before its notices: CLOSED follows its results
                     self.state_bytes[name, outgoing.part] = outgoing.state_bytes
                     for notice in outgoing.notices:
@@ -266,10 +268,8 @@ class Outlet:
             self._give_up(self.gate.park(notice))
         elif isinstance(notice, Checkpointed):
             self._release(self.gate.confirm(notice))
-        else:
-            if isinstance(notice, Opened | Evicted):
-                self.gate.note(notice)
-            self._release([notice])
+        elif isinstance(notice, Opened | Evicted):
+            self.gate.note(notice)
         return []
 
     def _give_up(self, letters: list[Parked]) -> None:
@@ -277,10 +277,10 @@ class Outlet:
         if self._keep is not None:
             self._note({parked.key: parked.seq for parked in letters})
 
-    def _release(self, notices: Sequence[Word]) -> None:
-        """Queue notices for sending, and number them now: the gate may have held one back behind later ones."""
-        self._pending += zip(notices, count(self._number), strict=False)
-        self._number += len(notices)
+    def _release(self, letters: Sequence[Letter]) -> None:
+        """Queue letters for sending, and number them now: the gate may have held one back behind later ones."""
+        self._pending += zip(letters, count(self._number), strict=False)
+        self._number += len(letters)
 
     def _note(self, reached: dict[str, int]) -> None:
         known = self.reached.get
@@ -300,14 +300,14 @@ class Outlet:
             raised()
 
     def _send_pending(self) -> None:
-        """Send the committed notices, until the receiver is unreachable."""
-        while self._pending and self._notice_backoff.is_due:
+        """Send the committed letters, until the receiver is unreachable."""
+        while self._pending and self._letter_backoff.is_due:
             try:
-                self._send_notice(*self._pending[0])
+                self._send(*self._pending[0])
             except Retry as error:
-                self._notice_backoff.failed(error)
+                self._letter_backoff.failed(error)
                 return
-            self._notice_backoff.succeeded()
+            self._letter_backoff.succeeded()
             del self._pending[0]
             self._has_sent = True
 

@@ -1,7 +1,7 @@
 """The reporter: sends the reports of a stage's instances at a place to the orchestrator, in order.
 
-The dispatcher copies reports to a log of their own, so that outboxes can be trimmed while the orchestrator is away. A
-report may be sent twice, after a crash: the orchestrator's tables ignore repetitions.
+The dispatcher copies reports to a log of their own, so that outboxes can be trimmed, and results delivered, while the
+orchestrator is away. A report may be sent twice, after a crash: the orchestrator's tables ignore repetitions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from whimbrel.log.readers import next_of
 
 REPORTER = "reporter"
 """The reader of the reports."""
+FIRST, MOST = 0.2, 1.0
+"""Seconds until a report that the orchestrator did not get is sent again: at first, and at most."""
 
 
 class Reporter:

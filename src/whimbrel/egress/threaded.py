@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from whimbrel.core.record import Move
-from whimbrel.egress.outlet import LOGGER, Keep, Outlet, Watch, Word
+from whimbrel.egress.outlet import LOGGER, Dispatch, Keep, Letter, Outlet, Watch
 from whimbrel.egress.sinks import Sink
 from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.contract import Log
@@ -29,14 +29,15 @@ class ThreadedOutlet(Outlet):
         stage: str,
         outboxes: Mapping[str, Log],
         sinks: list[Sink],
-        send_notice: Callable[[Word, int], None],
+        send: Callable[[Letter, int], None],
         save: Callable[[bytes], None],
         clock_us: Callable[[], int],
         watch: Watch = lambda results, now_us: None,
         keep: Keep | None = None,
+        dispatch: Dispatch = lambda name, position, parts: parts,
     ) -> None:
         """As an `Outlet`."""
-        super().__init__(stage, outboxes, sinks, send_notice, save, clock_us, watch, keep)
+        super().__init__(stage, outboxes, sinks, send, save, clock_us, watch, keep, dispatch=dispatch)
         self.error: Exception | None = None
         """The permanent error that has stopped it."""
         self.backoff = Backoff(f"the outlet of {stage}", LOGGER)

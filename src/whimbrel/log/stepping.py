@@ -1,8 +1,8 @@
 """A thread that calls a `step` whenever there may be work, from `start` to `stop`.
 
-Components have no threads of their own: `step` does what can be done now, and the caller decides when. In production
-that is a `Stepper`, in the simulator the seed. After a transient error the step is repeated, after a growing pause and
-without a limit; after another one the thread ends, and `error` says why.
+A component with such a step has no thread of its own: `step` does what can be done now, and the caller decides when.
+In production that is a `Stepper`, in the simulator the seed. After a transient error the step is repeated, after a
+growing pause and without a limit; after another one the thread ends, and `error` says why.
 """
 
 from __future__ import annotations

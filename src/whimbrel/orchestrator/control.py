@@ -18,6 +18,7 @@ from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.errors import Conflict, Refused, Unavailable, UnknownName
 from whimbrel.core.keys import KeyMap
+from whimbrel.core.names import router_of
 from whimbrel.core.protocols import protocol_named
 from whimbrel.core.protocols.machine import Abandoned, Migration, Takeover
 from whimbrel.core.record import Report
@@ -253,8 +254,3 @@ class Control:
         """The instances that are to run at a site, without those that a migration relocates now."""
         here = [(stage, name) for stage, control in self.stages.items() for name in control.instances.at(site)]
         return [name for stage, name in here if not self.orchestrator.is_relocating(stage, name)]
-
-
-def router_of(stage: str) -> str:
-    """The name of the router into a stage."""
-    return f"gateway-{stage}"

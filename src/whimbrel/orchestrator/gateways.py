@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from whimbrel.core.names import place_of
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, GatewayStatus
-
-
-def place_of(router: str) -> str:
-    """The place of a router, which its name ends with: `gateway-count@edge-1`."""
-    return router.partition("@")[2]
 
 
 class Gateways:

@@ -3,7 +3,7 @@
     source ──▶ feed ──▶ gateway ──▶ inboxes  ...  outboxes ──▶ outlet ──▶ gateway of the next stage ... ──▶ sinks
 
 The gateway works without the other roles: it reads the instances from the journal until the orchestrator sends them,
-measures the lag in their inboxes itself, and keeps notices for the orchestrator in an outlet until it is reachable.
+measures the lag in their inboxes itself, and keeps reports for the orchestrator in a log until it is reachable.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from uuid import uuid4
 from whimbrel.checkpoints.restoring import Restoring, no_store
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Retry, UnknownName
+from whimbrel.core.names import router_of
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Checkpointed, Closed, Move, Parked, Report, Result, Unreadable
+from whimbrel.core.record import Checkpointed, Move, Outgoing, Parked, Report, Result, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
-from whimbrel.egress.outlet import Watch, Word
+from whimbrel.egress.dispatch import Dispatcher
+from whimbrel.egress.outlet import Letter, Watch
+from whimbrel.egress.reports import FIRST, MOST, Reporter
 from whimbrel.egress.sinks import Sink, StageSink, Unfit
 from whimbrel.egress.threaded import ThreadedOutlet
+from whimbrel.egress.ways import ToSinks
 from whimbrel.gateway.dead_letters import DeadLetters
 from whimbrel.gateway.feed import Feed
 from whimbrel.gateway.gateway import Gateway
@@ -36,11 +40,12 @@ from whimbrel.log import EmbeddedLog, Log
 from whimbrel.log.backoff import Backoff, may_pass
 from whimbrel.log.carrier import number as handed_on
 from whimbrel.log.codec import ROWS, ArrowCodec
+from whimbrel.log.contract import Appendable
 from whimbrel.log.disk import RESERVE, Disk, is_full
 from whimbrel.log.folder import Logs
 from whimbrel.log.kept import kept
 from whimbrel.log.readers import INSTANCE
-from whimbrel.orchestrator.control import router_of
+from whimbrel.log.stepping import Stepper
 from whimbrel.orchestrator.journal import GatewayJournal, JournalReader
 from whimbrel.orchestrator.ports import FlowStatus, GatewayStatus
 from whimbrel.pipeline import Pipeline, Stage
@@ -100,8 +105,13 @@ class StageFlow:
         """None if there is no central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
+        reports = self._logs.log(f"reports-{stage.name}")
+        self.reporter = Reporter(reports, partial(role.notify, stage.name))
+        what = f"sending the reports of {stage.name}"
+        self.reporting = Stepper(what, self.reporter.step, LOGGER, first=FIRST, most=MOST)
+        self._dispatcher = Dispatcher(ToSinks("", [""], [""], [""]), _nowhere, reports, stores=role.store is not None)
         self.outlet = ThreadedOutlet(
-            stage.name, self._outboxes, sinks, self._send_notice, save, role.clock_us, watch, keep
+            stage.name, self._outboxes, sinks, self._send, save, role.clock_us, watch, keep, self._dispatch
         )
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
@@ -121,6 +131,7 @@ class StageFlow:
         name = f"outlet/{self.stage.name}"
         self.outlet.recover(self._journal.load(name), self._journal.reached(name) if self.checkpointer else None)
         self.outlet.start()
+        self.reporting.start()
         if self.checkpointer is not None:
             self.checkpointer.place(self.instances)
             self.checkpointer.start()
@@ -137,17 +148,20 @@ class StageFlow:
         if self.checkpointer is not None:
             self.checkpointer.place(instances)
 
-    def _send_notice(self, notice: Word, number: int) -> None:
+    def _dispatch(self, name: str, position: int, parts: list[Outgoing]) -> list[Outgoing]:
+        rest = self._dispatcher.dispatch(name, position, parts)
+        self.reporting.wake()
+        return rest
+
+    def _send(self, letter: Letter, number: int) -> None:
         writer = f"outlet/{self.stage.name}"
-        if isinstance(notice, Parked):
-            self._role.dead.park(notice, writer=writer, counter=number)
-        elif isinstance(notice, Unfit):
-            why = f"{notice.error}; key {notice.key!r}, seq {notice.seq}"
-            self._role.dead.refuse(notice.sink, notice.seq, why, notice.values, writer=writer, counter=number)
-        elif isinstance(notice, Checkpointed):
-            self._confirm(notice)
-        elif not isinstance(notice, Closed):
-            self._role.notify(self.stage.name, notice)
+        if isinstance(letter, Parked):
+            self._role.dead.park(letter, writer=writer, counter=number)
+        elif isinstance(letter, Unfit):
+            why = f"{letter.error}; key {letter.key!r}, seq {letter.seq}"
+            self._role.dead.refuse(letter.sink, letter.seq, why, letter.values, writer=writer, counter=number)
+        else:
+            self._confirm(letter)
 
     def _confirm(self, saved: Checkpointed) -> None:
         """Confirm an increment. Also without a store at present: the part will not save these versions again."""
@@ -201,8 +215,9 @@ class StageFlow:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the instances have received the latest tick, and all their results are delivered."""
-        return (self._ticks is None or self.gateway.has_sent_tick) and self.outlet.is_idle
+        """Whether the instances have received the latest tick, and all their results and reports are delivered."""
+        is_idle = self.outlet.is_idle and self.reporter.is_idle  # in this order: an outlet makes reports
+        return is_idle and (self._ticks is None or self.gateway.has_sent_tick)
 
     def is_full(self, most: int) -> bool:
         """Whether more than `most` records wait in an inbox."""
@@ -218,7 +233,7 @@ class StageFlow:
             record_bytes=self.gateway.received_bytes // max(self.gateway.received, 1),
             state_bytes=dict(sizes),
             refused=self.outlet.gate.refused,
-            error=described(self.outlet.error),
+            error=described(self.outlet.error or self.reporting.error),
             store=None if self.checkpointer is None else self.checkpointer.status(),
         )
 
@@ -295,6 +310,7 @@ class GatewayRole:
         """The calls that stop delivery, once no more results arrive."""
         for flow in self.flows.values():
             yield flow.outlet.stop
+            yield flow.reporting.stop
 
     def _save_all(self) -> None:
         pause = PERIOD
@@ -331,8 +347,8 @@ class GatewayRole:
 
     def errors(self) -> list[Exception]:
         """The permanent errors."""
-        outlets = [flow.outlet.error for flow in self.flows.values()]
-        return [error for error in (self.feed.error, self.error, *outlets) if error is not None]
+        flows = [error for flow in self.flows.values() for error in (flow.outlet.error, flow.reporting.error)]
+        return [error for error in (self.feed.error, self.error, *flows) if error is not None]
 
     # ── Calls of the orchestrator ────────────────────────────────────────────────────────────────────────────────
 
@@ -400,7 +416,8 @@ class GatewayRole:
 
     def _backoffs(self) -> dict[str, Backoff]:
         outlets = {f"outlet of {name}": flow.outlet.backoff for name, flow in self.flows.items()}
-        return {"source": self.feed.backoff, **outlets, "snapshots": self._backoff}
+        reports = {f"reports of {name}": flow.reporting.backoff for name, flow in self.flows.items()}
+        return {"source": self.feed.backoff, **outlets, **reports, "snapshots": self._backoff}
 
     def _waited_for(self) -> list[Exception]:
         """The errors that are being retried after a back-off."""
@@ -436,6 +453,10 @@ def store_at(url: str | None, save_every: float) -> CentralStore | None:
     from whimbrel.checkpoints.central import CentralStore  # fsspec is loaded only if there is a store
 
     return CentralStore(url)
+
+
+def _nowhere(place: str, instance: str) -> Appendable:
+    raise UnknownName("place", place, [])
 
 
 def _unseen(results: list[Result], now_us: int) -> None:

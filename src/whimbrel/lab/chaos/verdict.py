@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from whimbrel.core.names import router_of
 from whimbrel.core.protocols.machine import ABORTED, Migration
 from whimbrel.core.record import Result
 from whimbrel.gateway.dead_letters import DeadLetter, DeadLetters
@@ -29,7 +30,6 @@ from whimbrel.lab.chaos.oracle import ENTRY, INTAKE, LEDGER, SHOPS, Letter
 from whimbrel.lab.chaos.plan import ORCHESTRATOR
 from whimbrel.lab.chaos.rows import Load
 from whimbrel.log import EmbeddedLog
-from whimbrel.orchestrator.control import router_of
 from whimbrel.orchestrator.journal import JOURNAL, JournalReader
 
 Line = Mapping[str, Any]

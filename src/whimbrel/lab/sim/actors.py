@@ -193,8 +193,8 @@ class InstanceActor(Actor):
     def haunt(self) -> bool:
         """A zombie of this instance, presumed dead, writes an old batch's results again, under another writer name."""
         outbox = self.world.outboxes[self.name]
-        current = self.world.outlet.gate.current
-        old = [result for result in self.spoken if result.epoch < current(result.key)]
+        gates = [outlet.gate for outlet in self.world.outlets.values()]
+        old = [result for result in self.spoken if result.epoch < min(gate.current(result.key) for gate in gates)]
         if (
             not old or outbox.counter(self.host.writer) % ROWS != WHOLE
         ):  # not amid a batch: its writer would be another one

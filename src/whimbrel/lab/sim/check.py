@@ -28,7 +28,7 @@ class Invariants:
         self.world = world
         self.emitter: dict[tuple[str, int], str] = {}
         self.read = dict.fromkeys(world.outboxes, 0)
-        self.epochs: dict[str, int] = {}
+        self.epochs: dict[str, dict[str, int]] = {place: {} for place in world.places}
         self.asked: list[tuple[str, list[Instance], int]] = []
         self.shared: dict[str, set[str]] = {}
         """By key that several instances hold: these instances. `asked`: the instances that were inspected for it, each
@@ -40,8 +40,8 @@ class Invariants:
             return
         if isinstance(actor, InstanceActor):
             self._one_emitter(actor.name, actor.spoken)
-        elif isinstance(actor, OutletActor) and actor.committed != self.epochs:
-            self._growing_epochs(actor.committed)
+        elif isinstance(actor, OutletActor) and actor.committed != self.epochs[actor.place]:
+            self._growing_epochs(actor.place, actor.committed)
         self._one_holder()
 
     def _one_emitter(self, name: str, spoken: list[Result]) -> None:
@@ -83,12 +83,13 @@ class Invariants:
             if migration.has_begun and not migration.has_received(Evicted, name)
         )
 
-    def _growing_epochs(self, committed: dict[str, int]) -> None:
-        """The epoch that the gate accepts for a key never decreases."""
+    def _growing_epochs(self, place: str, committed: dict[str, int]) -> None:
+        """The epoch that a gate accepts for a key never decreases."""
+        before = self.epochs[place]
         for key, epoch in committed.items():
-            if epoch < self.epochs.get(key, 0):
-                raise Violation("growing epochs", f"{key} went from epoch {self.epochs[key]} to {epoch}")
-        self.epochs = committed
+            if epoch < before.get(key, 0):
+                raise Violation("growing epochs", f"{key} went from epoch {before[key]} to {epoch}")
+        self.epochs[place] = committed
 
 
 def _shared(instances: list[tuple[str, list[Instance], int]]) -> dict[str, set[str]]:
@@ -116,14 +117,18 @@ def check_end(world: World) -> None:
     expected = Oracle(remembers=world.saves)
     expected.follow(world)
     got: dict[str, list[Any]] = defaultdict(list)
-    for result in world.outlet.delivered:
-        got[result.key].append((result.seq, result.n, result.values))
-    if world.outlet.gate.held:
-        raise Violation("lost", f"the gate still holds results of {sorted(world.outlet.gate.held)}")
+    for place, outlet in world.outlets.items():
+        _check_place(world, place)
+        for result in outlet.delivered:
+            got[result.key].append((result.seq, result.n, result.values))
+        if outlet.gate.held or outlet.gate.early:
+            raise Violation("lost", f"the gate still holds results of {sorted(outlet.gate.held)}, or closings")
     for key in world.keys:
-        _compare(key, got[key], expected.results[key])
+        found = sorted(got[key], key=lambda one: one[:2]) if world.spread.how == "each" else got[key]
+        _compare(key, found, expected.results[key])
     _check_store(world, expected)
-    letters = Counter((parked.key, parked.seq, parked.error, parked.event) for parked in world.outlet.parked)
+    parked = [letter for outlet in world.outlets.values() for letter in outlet.parked]
+    letters = Counter((letter.key, letter.seq, letter.error, letter.event) for letter in parked)
     if letters != expected.letters:
         missing, extra = expected.letters - letters, letters - expected.letters
         raise Violation("parked", f"dead letters missing {sorted(missing)[:3]}, too many {sorted(extra)[:3]}")
@@ -140,6 +145,25 @@ def check_end(world: World) -> None:
             raise Violation("settled", f"{name} still has a standby's copies")
         if any(part.moves.aborted for part in actor.parts):
             raise Violation("settled", f"{name} still has an entry of an aborted move")
+
+
+def _check_place(world: World, place: str) -> None:
+    """Check that a place has no results that belong elsewhere, and those of each key in their order."""
+    delivered, spread = world.outlets[place].delivered, world.spread
+    if spread.how == "homes":
+        strange = {result.key for result in delivered if spread.receivers[result.key] != place}
+    elif spread.how == "each":
+        here = [actor for name, actor in world.instances.items() if spread.place_of(name) == place]
+        made = {(result.key, result.epoch) for actor in here for result in actor.spoken}
+        strange = {result.key for result in delivered if (result.key, result.epoch) not in made}
+    else:
+        return
+    if strange:
+        raise Violation("wrong", f"{place} has results of {sorted(strange)} that belong elsewhere")
+    for key in world.keys:
+        places = [(result.seq, result.n) for result in delivered if result.key == key]
+        if places != sorted(places):
+            raise Violation("out of order", f"{key} at {place}: {places}")
 
 
 def _check_taken_in(gateway: GatewayActor) -> None:

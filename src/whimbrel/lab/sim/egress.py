@@ -3,26 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Corrupt, Retry
 from whimbrel.core.gate import Gate
-from whimbrel.core.record import Checkpointed, Closed, Move, Parked, Result
-from whimbrel.egress.outlet import Outlet, Word
+from whimbrel.core.keys import KeyMap, selection_of
+from whimbrel.core.record import Move, Outgoing, Parked, Report, Result
+from whimbrel.egress.dispatch import Dispatcher, Ways
+from whimbrel.egress.outlet import Letter, Outlet
+from whimbrel.egress.reports import Reporter
 from whimbrel.egress.sinks import Mark, Unfit
+from whimbrel.egress.ways import EACH, ToHomes, ToSinks
 from whimbrel.lab.sim.actors import Actor
 from whimbrel.lab.sim.logs import SimLog
-from whimbrel.log.contract import Log
+from whimbrel.lab.sim.transport import SenderActor
+from whimbrel.log.contract import Appendable, Log
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
 
-class Outboxes(dict[str, Log]):
-    """All outboxes; an iteration returns some of them, in random order."""
+class Spread:
+    """Where results go: in some worlds several places receive them, each with an outlet and a gate of its own.
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.outboxes)
+    one outlet    all results, of all instances
+    homes         every key's results go to one place, as if they were records of another stage
+    each          results stay at the place where they are made
+    """
+
+    SHARE = 0.4
+    """The share of worlds with several places, among those without a store, and whose instances stay at their sites."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self._world, self.how = world, "one outlet"
+        self.places = [""]
+        if not world.saves and world.protocol != "restart" and rng.random() < self.SHARE:
+            self.how = rng.choice(["homes", "homes", "each"])
+            self.places = ["cloud", *sorted({*world.sites.values()})]
+        self.receivers = KeyMap(self.places[0])
+        for key in world.keys:
+            self.receivers.put(selection_of([key]), rng.choice(self.places))
+        apart = [(name, place) for name in world.sites for place in self.places if self.place_of(name) != place]
+        self.arrivals = {(place, name): SimLog(world) for name, place in apart}
+        """By place and instance elsewhere: its output for that place."""
+        pairs = dict.fromkeys((self.place_of(name), place) for name, place in apart)
+        self.senders = {pair: SenderActor(world, *pair) for pair in pairs}
+
+    def place_of(self, instance: str) -> str:
+        """The place whose outlet reads an instance's outbox."""
+        return self._world.sites[instance] if len(self.places) > 1 else ""
+
+    def arrivals_of(self, place: str, instance: str) -> Appendable:
+        """The log at another place for the output of an instance, as its own place writes to it."""
+        return self.senders[self.place_of(instance), place].remote(f"arrivals-{instance}")
+
+    def ways(self, here: str) -> Ways:
+        """The ways of results from a place."""
+        routers = self._world.routers
+        if self.how == "homes":
+            return ToHomes(here, self.receivers, lambda result: result.key, routers)
+        return ToSinks(here, [EACH if self.how == "each" else here], routers, self.places)
+
+
+class Outboxes(dict[str, Log]):
+    """The outboxes of the instances at a place, and the arrivals from all others; an iteration returns some of them, in
+    random order."""
+
+    def __init__(self, world: World, place: str) -> None:
+        spread = world.spread
+        for name, outbox in world.outboxes.items():
+            self[name] = outbox if spread.place_of(name) == place else spread.arrivals[place, name]
         self._world, self._names = world, sorted(self)
 
     def items(self) -> Any:
@@ -80,8 +131,9 @@ class OutletActor(Actor):
     kind = "outlet"
     sleeps = True
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, place: str) -> None:
         super().__init__(world)
+        self.place = place
         self.pace *= 1.5
         self.delivered: list[Result] = []
         """The sink's file."""
@@ -99,15 +151,18 @@ class OutletActor(Actor):
         world = self.world
         self.raised: set[str] = set()
         """Fences confirmed as durable since the last restart."""
+        spread = world.spread
+        self.dispatcher = Dispatcher(spread.ways(self.place), spread.arrivals_of, world.reports, stores=world.saves)
         self.outlet = Outlet(
             "stage",
-            Outboxes(world),
+            Outboxes(world, self.place),
             [File(world, self.delivered, self.commit_interval)],
-            self._send_notice,
+            self._send,
             self._save,
             lambda: world.now_us,
             keep=self._keep if world.saves else None,
             uptime=lambda: world.now,
+            dispatch=self._dispatch,
         )
         self.outlet.recover(self.saved, self.reached)
 
@@ -144,6 +199,10 @@ class OutletActor(Actor):
             self.world.wake(self)
         return self.alive and move.id in self.raised
 
+    def _dispatch(self, name: str, position: int, parts: list[Outgoing]) -> list[Outgoing]:
+        is_here = self.world.spread.place_of(name) == self.place
+        return self.dispatcher.dispatch(name, position, parts) if is_here else parts
+
     def _save(self, blob: bytes) -> None:
         self._keep(blob, {})
 
@@ -154,17 +213,43 @@ class OutletActor(Actor):
         self.committed = {key: current(key) for key in self.world.keys}
         self.world.maybe_die()
 
-    def _send_notice(self, notice: Word, number: int) -> None:
-        """Send a notice. The receiver may be unreachable, or its acknowledgement may be lost."""
+    def _send(self, letter: Letter, number: int) -> None:
+        """Send a letter. The receiver may be unreachable, or its acknowledgement may be lost."""
         world = self.world
         world.maybe_stumble()
-        if isinstance(notice, Parked):
-            self.letters.append(notice, count=1, writer="outlet", counter=number)
-        elif isinstance(notice, Checkpointed):
-            world.spools[notice.instance].confirm(notice, world.now_us)
+        if isinstance(letter, Parked):
+            self.letters.append(letter, count=1, writer="outlet", counter=number)
         else:
-            assert not isinstance(notice, Closed | Unfit)
-            if not world.coordinator.alive:
-                raise Retry("the coordinator is unreachable")
-            world.coordinator.receive(notice)
+            assert not isinstance(letter, Unfit)
+            world.spools[letter.instance].confirm(letter, world.now_us)
+        world.maybe_stumble()
+
+
+class ReporterActor(Actor):
+    """Steps the reporter, which has nothing to lose: its position is in the log."""
+
+    kind = "reporter"
+    sleeps = True
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.pace *= 1.5
+        self.revive()
+
+    def revive(self) -> None:
+        self.reporter = Reporter(self.world.reports, self._send)
+
+    def work(self) -> bool:
+        try:
+            return self.reporter.step()
+        except Retry:
+            self.world.tally["reporter stumbled"] += 1
+            return True
+
+    def _send(self, report: Report) -> None:
+        world = self.world
+        world.maybe_stumble()
+        if not world.coordinator.alive:
+            raise Retry("the coordinator is unreachable")
+        world.coordinator.receive(report)
         world.maybe_stumble()

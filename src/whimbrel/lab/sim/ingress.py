@@ -86,6 +86,8 @@ class GatewayActor(Actor):
             self.gateway.recover(self.saved)
             self.has_recovered = True
             return True
+        if self.giving is not None and self.world.random.random() < 0.2:
+            self._save()  # while a failed call is not repeated yet
         worked = bool(self.left or self.giving)
         if not worked and self.gateway._unsure:  # a failed command: the product's ticks never end, and flush it
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)

@@ -198,7 +198,7 @@ class CoordinatorActor(Actor):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.journal = Journal(world)
-        self.kept = world.seed % 3
+        self.kept = max(world.seed % 4 - 1, 0)
         """The number of finished migrations to retain."""
         self.wanted = world.random.randint(1, 4)
         self.ordered = self.asked = 0
@@ -253,7 +253,7 @@ class CoordinatorActor(Actor):
         if self.todo.queues:
             self._do(rng.choice(list(self.todo.queues)))
             return True
-        if rng.random() < 0.2:
+        if rng.random() < 0.3:
             self.decisions.retire()
         if self._restore():
             return True

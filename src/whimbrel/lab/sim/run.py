@@ -67,7 +67,8 @@ def run_seed(protocol: str, seed: int, *, links: bool | None = None) -> World:
         world.tally[f"migrations {migration.phase}"] += 1
         world.tally["restored"] += migration.move.protocol == "restore" and migration.phase == "done"
         world.tally["moves inside a site"] += migration.from_site == migration.to_site
-    world.tally["zombies refused"] = world.outlet.gate.refused
+    world.tally["zombies refused"] = sum(outlet.gate.refused for outlet in world.outlets.values())
+    world.tally[f"results to {world.spread.how}"] += 1
     return world
 
 

@@ -20,27 +20,43 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.core.gate import Gate
 from whimbrel.core.instance import Instance
 from whimbrel.core.protocols.machine import Command, CopyCheckpoint, Event, Failed, StartInstance
-from whimbrel.core.record import Checkpointed, Emissions, Kind, Move, OutboxEntry, Outgoing, Result
+from whimbrel.core.record import (
+    Checkpointed,
+    Closed,
+    Emissions,
+    Kind,
+    Move,
+    Notice,
+    OutboxEntry,
+    Outgoing,
+    Report,
+    Result,
+)
 from whimbrel.core.restoration import Restoration
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
 from whimbrel.egress import outlet
+from whimbrel.egress.dispatch import Dispatcher
 from whimbrel.egress.outlet import Outlet
+from whimbrel.egress.reports import REPORTER, Reporter
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.host.checkpoint import Batch, Checkpoint
 from whimbrel.host.inline import InlineHost
+from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.log import carrier
 from whimbrel.log.carrier import View, batches, cut
 from whimbrel.log.chunks import chunk
 from whimbrel.log.codec import ROWS
 from whimbrel.log.contract import Lane, Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.log.readers import Offset
+from whimbrel.log.readers import Offset, next_of
 from whimbrel.log.spool import Confirmed
 from whimbrel.orchestrator.decisions import Decisions
 from whimbrel.orchestrator.deeds import Deeds
 from whimbrel.site.forwarder import Forwarder, LinkSpool, Piece, Sending
 from whimbrel.site.links import Links, Pair
+from whimbrel.transport.connection import Connection
+from whimbrel.transport.sender import Sender
 
 
 def _release(self: Gate, result: Result, released: list[Result]) -> None:
@@ -144,6 +160,35 @@ def _send_first(self: Outlet) -> None:
     _commit(self)
 
 
+def _report_late(self: Reporter) -> bool:
+    """Commit the position behind a report, and send it afterwards."""
+    entries = chunk(self._log, next_of(self._log, REPORTER))
+    for entry in entries:
+        self._log.commit(REPORTER, {Lane.DATA: entry.position + 1})
+        for report in wire.unpack(entry.blob, list[Report]):
+            self._send(report)
+    return bool(entries)
+
+
+def _close_here_only(self: Dispatcher, notice: Notice, place: str) -> bool:
+    """Send CLOSED to one receiver only."""
+    return _concerns(self, notice, place) and (not isinstance(notice, Closed) or place == self._ways.receivers[0])
+
+
+def _close_for_all(self: OutletActor, name: str, position: int, parts: list[Outgoing]) -> list[Outgoing]:
+    """Let all gates share their epochs: what one receiver has closed is closed for the others."""
+    for closed in (notice for one in parts for notice in one.notices if isinstance(notice, Closed)):
+        for receiver in self.world.outlets.values():
+            receiver.gate.close(closed)
+    return _dispatch(self, name, position, parts)
+
+
+def _trim_what_is_sent(self: Sender, connection: Connection) -> None:
+    """Trim the spool up to what has been sent, before it is acknowledged."""
+    _fill(self, connection)
+    self.spool.trim(self._next)
+
+
 def _stay_torn(self: Outlet) -> None:
     """Continue after an error without a reset to the last commit."""
 
@@ -232,6 +277,7 @@ def _cut_anywhere(messages: Sequence[View], most: int) -> Iterator[list[View]]:
 
 _ship, _fence, _pass, _commit = SwitchOut.ship, Gate.fence, Outlet._pass, Outlet._commit
 _ingest, _carry = Gateway.ingest, Uploader.step
+_concerns, _dispatch, _fill = Dispatcher._concerns, OutletActor._dispatch, Sender._fill
 _deliver, _pieces, _way = Forwarder._deliver, Forwarder._pieces, Links._way
 
 SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
@@ -255,6 +301,10 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "results-first": (Outlet, "_pass", _positions_first),
     "durable-fence": (Outlet, "_raise_fences", _fence_in_memory),
     "commit-before-telling": (Outlet, "_commit", _send_first),
+    "closed-everywhere": (Dispatcher, "_concerns", _close_here_only),
+    "own-epochs": (OutletActor, "_dispatch", _close_for_all),
+    "acknowledged-first": (Sender, "_fill", _trim_what_is_sent),
+    "reports-first": (Reporter, "step", _report_late),
     "append-first": (Gateway, "ingest", _acknowledge_first),
     "going-back": (Outlet, "_go_back", _stay_torn),
     "journal-first": (Decisions, "_handle", _journal_late),

@@ -7,8 +7,10 @@ and each write may fail with a transient error, applied or not:
     GatewayActor    the Gateway: ingress log → router → inboxes           dies: replays the log, repeats its appends
     InstanceActor   the InlineHost: inbox → parts → inboxes, outbox       dies: repeats the planned batch
     OutletActor     the Outlet: outboxes → gate → a file                  dies: resumes from its last commit
+    ReporterActor   the Reporter: reports → coordinator                   dies: sends again what it did not commit
     CoordinatorActor   notices → migrations → commands                    dies: repeats the commands of its journal
     ForwarderActor  the Links and their Forwarders: spools → inboxes      dies: sends again what has not arrived
+    SenderActor     the transport: spools → arrivals of other places      dies: sends again what is not acknowledged
     StoreActor      the Uploaders: spools → segments, manifests           dies: restarts at its spools' heads
     LossActor       instances that never come back, or late               with a central store only
 
@@ -21,15 +23,17 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import cycle
 from math import inf, log
 from typing import Any
 from zlib import crc32
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import KeyMap, Selection
+from whimbrel.core.names import router_of
 from whimbrel.core.record import Kind, Record
 from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
-from whimbrel.lab.sim.egress import OutletActor
+from whimbrel.lab.sim.egress import OutletActor, ReporterActor, Spread
 from whimbrel.lab.sim.ingress import GatewayActor
 from whimbrel.lab.sim.links import SHARE, Network
 from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
@@ -100,16 +104,21 @@ class World:
         self.keys = rng.sample(KEYS, rng.randint(3, len(KEYS)))
         self.saves = protocol in (RESTORE, MIXED)
         """Whether there is a central store. It numbers increments by the stage's only gateway."""
-        self.routers = [f"gateway-{n}" for n in range(1 if self.saves else rng.randint(1, 2))]
-        self.homes = KeyMap(self.routers[0])
-        for number, key in enumerate(self.keys):
-            self.homes.put(Selection(keys=frozenset({key})), self.routers[number % len(self.routers)])
         names = [f"stage-{n}" for n in range(rng.randint(2, 3))]
         shared = len(names) > 2  # of three instances, two are at one site
         self.sites = {name: f"site-{max(0, n - shared)}" for n, name in enumerate(names)}
+        self.spread = Spread(self, random.Random(f"places/{seed}/{protocol}"))
+        """Which places receive results."""
+        places = cycle(self.places)
+        self.routers = [router_of(f"{n}", next(places)) for n in range(1 if self.saves else rng.randint(1, 2))]
+        self.homes = KeyMap(self.routers[0])
+        for number, key in enumerate(self.keys):
+            self.homes.put(Selection(keys=frozenset({key})), self.routers[number % len(self.routers)])
         self.owner = names[0]
         self.inboxes = {name: Inbox(self) for name in names}
         self.outboxes = {name: Outbox(self) for name in names}
+        self.reports = SimLog(self)
+        """The reports of instances to the coordinator."""
         self.spools = {name: IncrementSpool(SimLog(self)) for name in names if self.saves}
         """By instance: the spool of its messages to the store."""
         self.suspects: list[str] = []
@@ -121,19 +130,34 @@ class World:
         """The links between the sites; None: messages go to the inboxes at once."""
         self.instances = {name: InstanceActor(self, name, rng.randint(1, 3)) for name in names}
         self.gateways = {name: GatewayActor(self, name) for name in self.routers}
-        self.outlet = OutletActor(self)
+        self.outlets = {place: OutletActor(self, place) for place in self.places}
+        self.reporter = ReporterActor(self)
         self.coordinator = CoordinatorActor(self)
         self.store = StoreActor(self)
         self.loss = LossActor(self, self._losses())
-        self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), self.outlet, self.coordinator]
+        self.actors: list[Actor] = [*self.instances.values(), *self.gateways.values(), *self.outlets.values()]
+        self.actors += [self.reporter, self.coordinator, *self.spread.senders.values()]
         self.actors += [self.store, self.loss] if self.saves else []
         self.actors += self.network.actors if self.network is not None else []
         self._numbers = {id(actor): number for number, actor in enumerate(self.actors)}
         for name, instance in self.instances.items():
             self.inboxes[name].reader = instance
-            self.outboxes[name].reader = self.outlet
+            self.outboxes[name].reader = self.outlets[self.spread.place_of(name)]
+        for (place, _), arrivals in self.spread.arrivals.items():
+            arrivals.reader = self.outlets[place]
+        self.reports.reader = self.reporter
         for spool in self.spools.values():
             spool.log.reader = self.store  # type: ignore[attr-defined]
+
+    @property
+    def places(self) -> list[str]:
+        """The places with an outlet; one without a name, unless results are spread."""
+        return self.spread.places
+
+    @property
+    def outlet(self) -> OutletActor:
+        """The only outlet, in a world with one; otherwise the first."""
+        return next(iter(self.outlets.values()))
 
     def _losses(self) -> int:
         """The maximum number of instances to lose."""
