@@ -75,9 +75,10 @@ ALWAYS = [
     "links cut",
 ]
 HANDOVER = ["zombies refused", "results held", "moves inside a site"]
+SPREAD = ["results to homes", "places cut off", "sender died"]
 LOST = ("for good", "for a while", "not at all")
 SEEN = {
-    "live": [*ALWAYS, *HANDOVER, "records doubled", "records waited"],
+    "live": [*ALWAYS, *HANDOVER, *SPREAD, "records doubled", "records waited"],
     "pause": [*ALWAYS, *HANDOVER, "records held back"],
     "restart": ALWAYS,
     "mixed": [*ALWAYS, *HANDOVER, "records doubled", "records waited", "records held back"],

@@ -16,16 +16,27 @@ from whimbrel.log.readers import next_of
 
 REPORTER = "reporter"
 """The reader of the reports."""
-FIRST, MOST = 0.2, 1.0
-"""Seconds until a report that the orchestrator did not get is sent again: at first, and at most."""
+FIRST, MOST, PAUSE = 0.2, 1.0, 0.5
+"""Seconds until a report that the orchestrator did not get is sent again: at first, and at most; and until the log is
+looked at again, unless a report is appended before."""
 
 
 class Reporter:
-    """Sends the reports of one log. Driven step by step."""
+    """Sends the reports of one log. Driven step by step; an `Appendable` for the dispatcher."""
 
     def __init__(self, log: Log, send: Callable[[Report], None]) -> None:
         """`send` raises `Retry` if the orchestrator is unreachable."""
         self._log, self._send = log, send
+        self.appended: Callable[[], None] = lambda: None
+        """Called after each append through this object."""
+
+    def append(
+        self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
+    ) -> int | None:
+        """Append reports to the log."""
+        position = self._log.append(blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays)
+        self.appended()
+        return position
 
     def step(self) -> bool:
         """Send what is new, at most a chunk; return whether there was anything. If `send` raises, the next step begins

@@ -29,10 +29,11 @@ class Stepper:
         *,
         first: float | None = None,
         most: float | None = None,
+        pause: float = PAUSE,
     ) -> None:
         """`what`: what the step does, for messages: "sending the reports of count". `first`, `most`: seconds until a
-        step that failed is repeated, at first and at most."""
-        self._what, self._step, self._logger = what, step, logger
+        step that failed is repeated, at first and at most. `pause`: seconds until a step without work is."""
+        self._what, self._step, self._logger, self._pause = what, step, logger, pause
         self.error: Exception | None = None
         """The permanent error that has ended it."""
         self.backoff = Backoff(what, logger, first=first, most=most)
@@ -67,4 +68,4 @@ class Stepper:
                 self._stopping.wait(self.backoff.failed(error))
                 continue
             if not worked:
-                self._wake.wait(PAUSE)
+                self._wake.wait(self._pause)

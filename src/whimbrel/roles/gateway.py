@@ -24,11 +24,11 @@ from whimbrel.core.errors import Refused, Retry, UnknownName
 from whimbrel.core.names import router_of
 from whimbrel.core.operator import uses_timers
 from whimbrel.core.protocols.machine import Loaded
-from whimbrel.core.record import Checkpointed, Move, Outgoing, Parked, Report, Result, Unreadable
+from whimbrel.core.record import Checkpointed, Move, Parked, Report, Result, Unreadable
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore, Router, RouteTable
 from whimbrel.egress.dispatch import Dispatcher
 from whimbrel.egress.outlet import Letter, Watch
-from whimbrel.egress.reports import FIRST, MOST, Reporter
+from whimbrel.egress.reports import FIRST, MOST, PAUSE, Reporter
 from whimbrel.egress.sinks import Sink, StageSink, Unfit
 from whimbrel.egress.threaded import ThreadedOutlet
 from whimbrel.egress.ways import ToSinks
@@ -105,13 +105,13 @@ class StageFlow:
         """None if there is no central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
-        reports = self._logs.log(f"reports-{stage.name}")
-        self.reporter = Reporter(reports, partial(role.notify, stage.name))
+        self.reporter = Reporter(self._logs.log(f"reports-{stage.name}"), partial(role.notify, stage.name))
         what = f"sending the reports of {stage.name}"
-        self.reporting = Stepper(what, self.reporter.step, LOGGER, first=FIRST, most=MOST)
-        self._dispatcher = Dispatcher(ToSinks("", [""], [""], [""]), _nowhere, reports, stores=role.store is not None)
+        self.reporting = Stepper(what, self.reporter.step, LOGGER, first=FIRST, most=MOST, pause=PAUSE)
+        self.reporter.appended = self.reporting.wake
+        dispatcher = Dispatcher(ToSinks("", [""], [""], [""]), _nowhere, self.reporter, stores=role.store is not None)
         self.outlet = ThreadedOutlet(
-            stage.name, self._outboxes, sinks, self._send, save, role.clock_us, watch, keep, self._dispatch
+            stage.name, self._outboxes, sinks, self._send, save, role.clock_us, watch, keep, dispatcher.dispatch
         )
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
@@ -147,11 +147,6 @@ class StageFlow:
         self.instances = instances
         if self.checkpointer is not None:
             self.checkpointer.place(instances)
-
-    def _dispatch(self, name: str, position: int, parts: list[Outgoing]) -> list[Outgoing]:
-        rest = self._dispatcher.dispatch(name, position, parts)
-        self.reporting.wake()
-        return rest
 
     def _send(self, letter: Letter, number: int) -> None:
         writer = f"outlet/{self.stage.name}"

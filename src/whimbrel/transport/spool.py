@@ -107,7 +107,7 @@ class OutgoingSpool:
             raise Refused(f"an entry cannot hold {count} records")
         if len(blob) > ENTRY:
             raise Refused(f"an append of {writer} to {log} has {len(blob):,} bytes; a spool takes at most {ENTRY:,}")
-        name = f"{check_name('log', log)}/{lane.name}/{writer}"
+        name = _named(check_name("log", log), lane, writer)
         last = self.log.counter(name)
         if counter < last and not replays:
             again = wire.pack(Outgoing(log, lane, writer, counter, count, blob, replays=False))
@@ -123,6 +123,10 @@ class OutgoingSpool:
         position = self.log.append(entry, count=len(first), writer=name, counter=counter, replays=replays)
         self.appended.set()
         return position
+
+    def counter(self, log: str, writer: str, lane: Lane) -> int:
+        """The last counter of a writer's appends to a log of the other place; -1 if there are none."""
+        return self.log.counter(_named(log, lane, writer))
 
     def _repeat(self, again: bytes) -> None:
         """Send an earlier append once more, so that the other place compares it."""
@@ -216,6 +220,15 @@ class RemoteLog:
         return self._spool.append(
             self.name, blob, count=count, writer=writer, counter=counter, lane=lane, replays=replays
         )
+
+    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
+        """The last counter of a writer here: what it appended is there, or on the way."""
+        return self._spool.counter(self.name, writer, lane)
+
+
+def _named(log: str, lane: Lane, writer: str) -> str:
+    """The writer's name in the spool."""
+    return f"{log}/{lane.name}/{writer}"
 
 
 def _own(log: Log, owner: Owner) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
+from whimbrel.core.names import place_of
 from whimbrel.core.record import Evicted, Kind, Result
 from whimbrel.lab.sim.actors import Actor, InstanceActor, Violation
 from whimbrel.lab.sim.egress import OutletActor
@@ -113,7 +114,7 @@ def check_end(world: World) -> None:
     if unsettled:
         raise Violation("settled", f"{unsettled[0].move.id} is still {unsettled[0].phase}")
     for gateway in world.gateways.values():
-        _check_taken_in(gateway)
+        _check_passed_on(world, gateway) if world.spread.enters else _check_taken_in(gateway)
     expected = Oracle(remembers=world.saves)
     expected.follow(world)
     got: dict[str, list[Any]] = defaultdict(list)
@@ -174,6 +175,18 @@ def _check_taken_in(gateway: GatewayActor) -> None:
     if taken != given:
         what = "lost" if len(taken) < len(given) else "duplicated"
         raise Violation(what, f"{gateway.name} acknowledged {len(given)} entries, its log has {len(taken)}")
+
+
+def _check_passed_on(world: World, entered: GatewayActor) -> None:
+    """Check that all records acknowledged at an entrance are in the logs of their homes, once and in order."""
+    for home in world.gateways.values():
+        writer = "devices" if home is entered else f"devices@{place_of(entered.name)}"
+        taken = [(record.key, record.body) for records in home.ingress.by_writer[writer] for record in records]
+        rows = [(key, event) for events in entered.acknowledged for key, event, _ in events]
+        given = [row for row in rows if world.homes[row[0]] == home.name]
+        if taken != given:
+            what = "lost" if len(taken) < len(given) else "duplicated"
+            raise Violation(what, f"{home.name} has {len(taken)} records of {entered.name}, {len(given)} entered there")
 
 
 def _check_store(world: World, expected: Oracle) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,12 @@ class Spread:
         apart = [(name, place) for name in world.sites for place in self.places if self.place_of(name) != place]
         self.arrivals = {(place, name): SimLog(world) for name, place in apart}
         """By place and instance elsewhere: its output for that place."""
+        self.enters = len(self.places) > 1 and rng.random() < 0.5
+        """Whether records of any key enter at every gateway, and are passed on to the homes of their keys."""
+        self.homes = KeyMap(self.places[0])
+        """By key: the place of its router; filled by the world."""
         pairs = dict.fromkeys((self.place_of(name), place) for name, place in apart)
+        pairs |= dict.fromkeys(permutations(self.places[:2], 2))  # between the gateways
         self.senders = {pair: SenderActor(world, *pair) for pair in pairs}
 
     def place_of(self, instance: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from whimbrel.core.errors import Retry
+from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.names import place_of
 from whimbrel.core.router import Command, Router, RouteTable
+from whimbrel.gateway.entrance import Door, Entrance
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.lab.sim.actors import Actor, Died
-from whimbrel.lab.sim.logs import PLAIN, Ingress, SimLog
+from whimbrel.lab.sim.logs import PACKED, PLAIN, Ingress, SimLog
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
@@ -29,9 +31,15 @@ class GatewayActor(Actor):
         self.name = name
         self.ingress, self.known = Ingress(world), SimLog(world)
         self.mine = [key for key in world.keys if world.homes[key] == name]
-        self.entries = self.left = world.random.randint(15, 45) if self.mine else 0
+        self.keys = world.keys if world.spread.enters else self.mine
+        """The keys of the records that enter here."""
+        self.entries = self.left = world.random.randint(15, 45) if self.keys else 0
         self.has_time = world.random.random() < 0.7
         """Whether events carry an event time."""
+        if world.spread.enters:  # all of them, or none, wherever they enter
+            self.has_time = bool(world.seed % 2)
+        self.rows: dict[str, int] = {}
+        """By writer: the last row that is in the logs of all homes, or on the way to them."""
         self.giving: Callable[[], object] | None = None
         """The call that is not acknowledged yet: it will be repeated."""
         self.acknowledged: list[list[Event]] = []
@@ -52,6 +60,16 @@ class GatewayActor(Actor):
             stores=world.saves,
             uptime=lambda: int(world.now * 1e6),
         )
+        self.entrance = Entrance(
+            place_of(self.name),
+            world.spread.homes,
+            self.gateway,
+            lambda home: world.spread.senders[place_of(self.name), home].remote("door"),
+            PACKED,
+            lambda writer: self.rows.get(writer, -1),
+            self._save_row,
+        )
+        self._door = Door(self.gateway, PACKED)
         if world.saves:
             self.gateway.keep_from(-1)  # as its checkpointer does, before anything is trimmed
 
@@ -73,6 +91,22 @@ class GatewayActor(Actor):
             self.die()
             return False
         return True
+
+    def append(self, *args: Any, **more: Any) -> int | None:
+        """The door: append what another place has passed on."""
+        if not self.is_there:
+            raise Unavailable(f"{self.name} is dead")
+        self.world.wake(self)  # if this fails, it has work
+        try:
+            return self._door.append(*args, **more)
+        except Died:  # the gateway died, not the caller
+            self.die()
+            raise Unavailable(f"{self.name} died") from None
+
+    def _save_row(self, writer: str, row: int) -> None:
+        self.world.maybe_stumble()
+        self.rows[writer] = row
+        self.world.maybe_stumble()
 
     def work(self) -> bool:
         try:
@@ -127,7 +161,7 @@ class GatewayActor(Actor):
         if not self.left or rng.random() < 0.25:
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
         else:
-            known = self.mine[: 1 + len(self.mine) * (self.entries - self.left) // self.entries]  # more keys later
+            known = self.keys[: 1 + len(self.keys) * (self.entries - self.left) // self.entries]  # more keys later
             events = [self._event(rng.choice(known)) for _ in range(rng.randint(1, 4))]
             self.giving = lambda: self._ingest(events)
 
@@ -135,7 +169,12 @@ class GatewayActor(Actor):
         moving = [move for move in self.gateway.router.moving.values() if move.is_dual]
         self.world.tally["records doubled"] += any(key in move.selection for move in moving for key, _, _ in events)
         # A record's columns are a sequence; the job's events are one number each.
-        self.gateway.ingest(events, "devices", len(self.acknowledged))  # type: ignore[arg-type]
+        given: Any = events
+        if self.world.spread.enters:
+            first = sum(map(len, self.acknowledged))
+            self.entrance.ingest(given, "devices", first + len(events) - 1, lambda place: first + place)
+        else:
+            self.gateway.ingest(given, "devices", len(self.acknowledged))
         self.acknowledged.append(events)
 
     def _event(self, key: str) -> Event:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+from whimbrel.core import wire
 from whimbrel.core.record import Record
 from whimbrel.log import codec
 from whimbrel.log.carrier import View
@@ -33,6 +35,19 @@ class PlainCodec:
 
 
 PLAIN = PlainCodec()
+
+
+class PackedCodec:
+    """Entries of bytes, for records that a spool carries."""
+
+    def encode(self, records: Sequence[Record]) -> bytes:
+        return wire.pack([*map(tuple, records)])
+
+    def records(self, entry: Entry) -> Iterable[Record]:
+        return [Record(*record) for record in wire.unpack(entry.blob, list[tuple[Any, ...]])]
+
+
+PACKED = PackedCodec()
 
 
 def as_record(kind: int, bin: int, body: bytes) -> Record:
@@ -138,7 +153,9 @@ class Ingress(SimLog):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.history: list[tuple[int, Sequence[Record]]] = []
+        self.by_writer: dict[str, list[Sequence[Record]]] = defaultdict(list)
 
     def appended(self, position: int | None, blob: Any, writer: str) -> None:
         if position is not None:
             self.history.append((position, blob))
+            self.by_writer[writer].append(blob)

@@ -39,6 +39,7 @@ from whimbrel.egress import outlet
 from whimbrel.egress.dispatch import Dispatcher
 from whimbrel.egress.outlet import Outlet
 from whimbrel.egress.reports import REPORTER, Reporter
+from whimbrel.gateway.entrance import Door
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.host.checkpoint import Batch, Checkpoint
 from whimbrel.host.inline import InlineHost
@@ -47,7 +48,7 @@ from whimbrel.log import carrier
 from whimbrel.log.carrier import View, batches, cut
 from whimbrel.log.chunks import chunk
 from whimbrel.log.codec import ROWS
-from whimbrel.log.contract import Lane, Log
+from whimbrel.log.contract import Entry, Lane, Log
 from whimbrel.log.memory import MemoryLog
 from whimbrel.log.readers import Offset, next_of
 from whimbrel.log.spool import Confirmed
@@ -183,6 +184,14 @@ def _close_for_all(self: OutletActor, name: str, position: int, parts: list[Outg
     return _dispatch(self, name, position, parts)
 
 
+def _number_anew(self: Door, blob: bytes, *, count: int, writer: str, counter: int, **more: Any) -> int | None:
+    """Take in a record that was passed on under a number of its home, not of its producer."""
+    last = self._gateway.counter(writer)
+    events: Any = [(one.key, one.body, None) for one in self._codec.records(Entry(0, count, blob))]
+    self._gateway.ingest(events, writer, last + len(events), lambda place: last + 1 + place)
+    return 0
+
+
 def _trim_what_is_sent(self: Sender, connection: Connection) -> None:
     """Trim the spool up to what has been sent, before it is acknowledged."""
     _fill(self, connection)
@@ -303,6 +312,7 @@ SABOTAGES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "commit-before-telling": (Outlet, "_commit", _send_first),
     "closed-everywhere": (Dispatcher, "_concerns", _close_here_only),
     "own-epochs": (OutletActor, "_dispatch", _close_for_all),
+    "producers-numbers": (Door, "append", _number_anew),
     "acknowledged-first": (Sender, "_fill", _trim_what_is_sent),
     "reports-first": (Reporter, "step", _report_late),
     "append-first": (Gateway, "ingest", _acknowledge_first),

@@ -1,6 +1,6 @@
 """The transport between places: the product's own spools, senders and receivers, over connections that break.
 
-    dispatcher ──▶ spool ──▶ Sender ──▶ a connection ──▶ Receiver ──▶ arrivals at the other place
+    dispatcher, entrance ──▶ spool ──▶ Sender ──▶ a connection ──▶ Receiver ──▶ arrivals, door of the other place
 
 A sender dies, is cut off and reconnects. A receiver that dies amid a batch answers nothing, as if the connection broke.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Unavailable
+from whimbrel.core.names import place_of
 from whimbrel.lab.sim.actors import Actor
 from whimbrel.lab.sim.logs import SimLog
 from whimbrel.log.contract import Appendable, Lane
@@ -56,6 +57,8 @@ class SenderActor(Actor):
         return RemoteLog(OutgoingSpool(self._log, self._owner), log)
 
     def _log_of(self, name: str) -> Appendable:
+        if name == "door":
+            return next(one for one in self.world.gateways.values() if place_of(one.name) == self.there)
         return self.world.spread.arrivals[self.there, name.removeprefix("arrivals-")]
 
     def _connect(self, wake: object) -> Connection:

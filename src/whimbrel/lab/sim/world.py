@@ -30,7 +30,7 @@ from zlib import crc32
 
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.keys import KeyMap, Selection
-from whimbrel.core.names import router_of
+from whimbrel.core.names import place_of, router_of
 from whimbrel.core.record import Kind, Record
 from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
 from whimbrel.lab.sim.egress import OutletActor, ReporterActor, Spread
@@ -113,7 +113,9 @@ class World:
         self.routers = [router_of(f"{n}", next(places)) for n in range(1 if self.saves else rng.randint(1, 2))]
         self.homes = KeyMap(self.routers[0])
         for number, key in enumerate(self.keys):
-            self.homes.put(Selection(keys=frozenset({key})), self.routers[number % len(self.routers)])
+            router = self.routers[number % len(self.routers)]
+            self.homes.put(Selection(keys=frozenset({key})), router)
+            self.spread.homes.put(Selection(keys=frozenset({key})), place_of(router))
         self.owner = names[0]
         self.inboxes = {name: Inbox(self) for name in names}
         self.outboxes = {name: Outbox(self) for name in names}
