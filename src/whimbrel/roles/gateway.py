@@ -105,7 +105,9 @@ class StageFlow:
         """None if there is no central store."""
         save = partial(role.journal.save, f"outlet/{stage.name}")
         keep = partial(role.journal.keep, f"outlet/{stage.name}") if self.checkpointer else None
-        self.reporter = Reporter(self._logs.log(f"reports-{stage.name}"), partial(role.notify, stage.name))
+        # Durable, like dead letters: few are written, and nothing else would show that one is missing.
+        reports = self._logs.log(f"reports-{stage.name}", durable=True)
+        self.reporter = Reporter(reports, partial(role.notify, stage.name))
         what = f"sending the reports of {stage.name}"
         self.reporting = Stepper(what, self.reporter.step, LOGGER, first=FIRST, most=MOST, pause=PAUSE)
         self.reporter.appended = self.reporting.wake
