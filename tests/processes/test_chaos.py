@@ -9,7 +9,7 @@ import pytest
 
 from whimbrel.lab.chaos.phases import Case
 from whimbrel.lab.chaos.plan import DESTINATION, ORCHESTRATOR, PER_MINUTE
-from whimbrel.lab.chaos.run import Options, run, run_every_phase
+from whimbrel.lab.chaos.run import SITES, Options, run, run_every_phase
 
 WANTED = [Case("push", "pushing", DESTINATION), Case("restart", "starting", ORCHESTRATOR)]
 SLOW = 100.0
@@ -47,7 +47,7 @@ def test_faults_of_some_kinds_strike_are_healed_and_cost_no_result(tmp_path: Pat
     """Kinds that are over soon, each once."""
     kinds = ["calls", "store-damaged", "workers"]
     options = Options(rate=SLOW, data=tmp_path / "data", out=tmp_path / "out")
-    found = run(options, len(kinds) / PER_MINUTE, kinds)
+    found = run(options, len(kinds) / PER_MINUTE, kinds, sites=SITES[:2])
     check(found)
     assert {fault["kind"] for fault in found["faults"]} == set(kinds)
     assert all(recovery["back_ms"] is not None for recovery in found["recoveries"])

@@ -14,7 +14,7 @@ REMEMBERED = "spark.sql.streaming.numRecentProgressUpdates"
 def test_a_keyed_count_is_at_least_four_times_as_fast(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set(REMEMBERED, 2)  # of a long run, Spark remembers the end: the results are those of all of it
     try:
-        report = throughput(spark, tmp_path, rows=80_000, warm_up=3, candidates=(WHIMBREL, ROWS, NATIVE))
+        report = throughput(spark, tmp_path, rows=40_000, warm_up=2, candidates=(WHIMBREL, ROWS, NATIVE))
     finally:
         spark.conf.unset(REMEMBERED)
     assert report["results_equal"]

@@ -78,7 +78,7 @@ class Dispatcher:
         found: dict[str, list[Outgoing]] = {}
         for one in outgoing:
             results = self._ways.split(one.results)
-            for place in self._ways.receivers:
+            for place in self._ways.receivers if one.notices else results:  # most have none, and places may be many
                 notices = [notice for notice in one.notices if self._concerns(notice, place)]
                 if notices or results.get(place):
                     some = Outgoing(results.get(place, []), notices, one.part, one.state_bytes)

@@ -45,7 +45,11 @@ class Options:
 
 
 def run(
-    options: Options, minutes: float = 5.0, kinds: Sequence[str] = (), show: Show = lambda line: None
+    options: Options,
+    minutes: float = 5.0,
+    kinds: Sequence[str] = (),
+    show: Show = lambda line: None,
+    sites: Sequence[str] = SITES,
 ) -> dict[str, Any]:
     """Inject the faults of the seed's plan, and return the report. `kinds`: only these; empty: all supported ones."""
     if BAD_DISK in kinds and not has_strace():
@@ -54,7 +58,7 @@ def run(
         show(f"{BAD_DISK} is omitted: this machine has no strace, or does not permit it to trace")
     kinds = kinds or [kind for kind in KINDS if kind != BAD_DISK or has_strace()]
     planned = plan(options.seed, minutes * 60, kinds)
-    play = Scene(options, SITES, dead=DEAD if AWAY in kinds else LENIENT, show=show)
+    play = Scene(options, sites, dead=DEAD if AWAY in kinds else LENIENT, show=show)
     figures = play.run(lambda engine: engine.play(planned), f"{len(planned)} faults in {minutes:g} minutes")
     return {**figures, "parameters": {**figures["parameters"], "minutes": minutes, "kinds": list(kinds)}}
 
