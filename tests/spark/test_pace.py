@@ -99,20 +99,22 @@ def test_when_the_hurry_is_over_the_pace_is_as_before(begun: Inbox) -> None:
 def test_an_instance_that_cannot_hold_its_pace_rests_for_as_long_as_it_is_late(
     begun: Inbox, waiting: int, rests: bool
 ) -> None:
-    time.sleep(2 * SHORT / 1000)  # the batch takes so long
-    begun.append(Lane.DATA, waiting)
-    ended = time.monotonic()
-    assert begun.read() == {"data": 1}
-    assert (time.monotonic() - ended > SHORT / 1000 * 0.8) == rests
+    for batch in range(2):
+        time.sleep(2 * SHORT / 1000)  # the batch takes so long
+        begun.append(Lane.DATA, waiting)
+        ended = time.monotonic()
+        assert begun.read() == {"data": 1}
+        assert (time.monotonic() - ended > SHORT / 1000 * 0.8) == (rests and batch == 1), "one alone says nothing"
 
 
 @pytest.mark.parametrize("begun", [SHORT], indirect=True)
 def test_a_rest_is_short_however_long_a_batch_has_taken(begun: Inbox) -> None:
-    time.sleep(6 * SHORT / 1000)
-    begun.append(Lane.DATA)
-    ended = time.monotonic()
-    while not begun.read():
-        pass
+    for _ in range(2):
+        time.sleep(6 * SHORT / 1000)
+        begun.append(Lane.DATA)
+        ended = time.monotonic()
+        while not begun.read():
+            pass
     assert time.monotonic() - ended < 4 * SHORT / 1000
 
 

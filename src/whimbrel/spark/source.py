@@ -130,6 +130,8 @@ class InboxReader(DataSourceStreamReader):
         self._trimmed = dict.fromkeys(LANES, 0)
         self._finished: Offset | None = None
         self._began = -math.inf
+        self._late = 0.0
+        """By how many seconds the last batch took longer than the pace."""
         self._due: float | None = -math.inf
         """The earliest time of the next batch, unless it is urgent; None while a batch runs."""
 
@@ -167,12 +169,14 @@ class InboxReader(DataSourceStreamReader):
                 self._trimmed[name] = start[name]
 
     def _next(self, log: Log, start: Offset) -> float:
-        """The earliest time of the next batch, now that the previous one has ended. If that took longer than the pace,
-        the machine is overloaded: the instance pauses for as long as it was late, so that batches become fewer and
-        larger. It does not pause if a full batch waits already."""
+        """The earliest time of the next batch, now that the previous one has ended. If two in a row took longer than
+        the pace, the machine is overloaded: the instance pauses for as long as they were late, so that batches become
+        fewer and larger. It does not pause if a full batch waits already."""
         pace, took = self.reading.pace_ms / 1000, time.monotonic() - self._began
-        late = 0.0 if log.backlog(start["data"]) >= self.reading.max_records else max(took - pace, 0.0)
-        return self._began + max(pace, took + min(late, LONGEST_REST * pace))
+        late, before = max(took - pace, 0.0), self._late
+        self._late = late
+        rest = 0.0 if log.backlog(start["data"]) >= self.reading.max_records else min(late, before)
+        return self._began + max(pace, took + min(rest, LONGEST_REST * pace))
 
     def _awaits(self, log: Log, start: Offset, due: float) -> bool:
         """Wait until a batch is due, for a bounded time; return whether it is. Spark calls again."""
