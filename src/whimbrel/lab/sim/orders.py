@@ -173,7 +173,7 @@ class Site:
 
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]
-        if world.chaos and world.random.random() < 0.2:
+        if world.chaos and world.random.random() < 0.3:
             raise Unavailable("the site is unreachable")
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
@@ -186,7 +186,7 @@ class Site:
             actor.work()  # the site responds once the instance serves
         except Died:
             actor.die()
-        if world.chaos and world.random.random() < 0.2:
+        if world.chaos and world.random.random() < 0.5:
             raise Retry("the response is lost")
 
 
