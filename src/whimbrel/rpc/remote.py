@@ -198,6 +198,9 @@ async def _answer(
         return Response(wire.pack(answer), media_type="application/octet-stream")
     except WhimbrelError as error:
         return _fault(500, error)
+    except OSError as error:  # out of files, a full or failing disk: it may pass, and the call may have had an effect
+        kept(LOGGER, f"the call {method.call.__name__} from {caller}", error)
+        return _fault(500, Retry(f"{method.call.__name__} failed there: {error}"))
     except Exception as error:  # the caller must receive any error
         kept(LOGGER, f"the call {method.call.__name__} from {caller}", error)
         return _fault(500, Bug(f"{type(error).__name__}: {error}"))

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from whimbrel.core.errors import Corrupt
+from whimbrel.core.errors import Corrupt, Unavailable
 from whimbrel.log.durability import sync
 from whimbrel.log.private import replace_text
 from whimbrel.log.readers import Offset
@@ -39,7 +39,8 @@ class Checkpoint:
     def id(self) -> str | None:
         """The query's id; None if there is none."""
         try:
-            return str(json.loads((self.folder / "metadata").read_text(encoding="utf-8"))["id"])
+            with _readable(self.folder):
+                return str(json.loads((self.folder / "metadata").read_text(encoding="utf-8"))["id"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -56,12 +57,15 @@ class Checkpoint:
         return self._last("commits")
 
     def _last(self, kind: str) -> int:
-        return max((int(file.name) for file in (self.folder / kind).glob("[0-9]*") if file.name.isdigit()), default=-1)
+        with _readable(self.folder):
+            names = [file.name for file in (self.folder / kind).glob("[0-9]*")]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def end(self, batch: int) -> Offset:
         """The end of a batch in its inbox; empty if Spark has no record of it."""
         try:
-            lines = (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+            with _readable(self.folder):
+                lines = (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
             found: Offset = json.loads(lines[2])
         except FileNotFoundError:
             return {}
@@ -114,3 +118,14 @@ class Checkpoint:
         with suppress(FileNotFoundError):
             sync(commits / str(self.committed))
             sync(commits)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Errors of the operating system may pass, unless a file is missing: too many open files, a failing disk."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"the checkpoint {folder} cannot be read now: {error}") from error
