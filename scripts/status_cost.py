@@ -9,15 +9,16 @@ one after new keys; and of one after a move. Half of the bins are at another ins
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 from whimbrel.core import wire
 from whimbrel.core.coordinator import Coordinator
 from whimbrel.core.keys import KeyMap, selection_of
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
+from whimbrel.orchestrator.known_keys import KnownKeys, seen
 from whimbrel.orchestrator.stage import Shape, StageControl
 
 SIZES = (10, 10_000, 1_000_000)
@@ -33,8 +34,8 @@ def made(count: int) -> tuple[StageControl, MemoryLog]:
     for first in range(0, count, ENTRY):
         write(log, [f"key-{number}" for number in range(first, min(first + ENTRY, count))])
     coordinator = Coordinator("s", table, {"s-1": "a", "s-2": "b", "s-3": "c"}, KeyMap("r"))
-    reach: Any = SimpleNamespace(logs=SimpleNamespace(log=lambda name: log))
-    return StageControl(coordinator, SimpleNamespace(), Shape(4), reach), log  # type: ignore[arg-type]
+    keys, nothing = KnownKeys([partial(seen, log)]), SimpleNamespace()
+    return StageControl(coordinator, nothing, Shape(4), nothing, keys), log  # type: ignore[arg-type]
 
 
 def write(log: MemoryLog, keys: list[str]) -> None:

@@ -6,10 +6,11 @@ Nothing here runs anything: `whimbrel.run` does (deploy/embedded.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -39,6 +40,10 @@ class Csv:
     """As a sink: the columns, if not those of the first result."""
     overwrite: bool = False
     """As a sink: replace a file that another run wrote."""
+    at: str | None = None
+    """As a source: the place where it is read; the first one, if not given."""
+    home: str | None = None
+    """As a source: the home of the first stage's keys; the first place, if not given."""
 
     def source(self) -> sources.Source:
         """The source that reads it."""
@@ -62,6 +67,10 @@ class JsonLines:
     """As a sink: also write `_key, _epoch, _seq, _n, _ingress_us, _released_us`."""
     overwrite: bool = False
     """As a sink: replace a file that another run wrote."""
+    at: str | None = None
+    """As a source: the place where it is read; the first one, if not given."""
+    home: str | None = None
+    """As a source: the home of the first stage's keys; the first place, if not given."""
 
     def source(self) -> sources.Source:
         """The source that reads it."""
@@ -95,6 +104,10 @@ class Items:
     items: Iterable[Row] | Callable[[], Iterable[Row]]
     schema: str | pa.Schema | None = None
     rate: float | None = None
+    at: str | None = None
+    """The place where it is read; the first one, if not given."""
+    home: str | None = None
+    """The home of the first stage's keys; the first place, if not given."""
 
     def source(self) -> sources.Source:
         """The source that reads it."""
@@ -115,12 +128,27 @@ class Stage:
     partitions: int
 
 
+class PlacedSource(NamedTuple):
+    """A source, and the place where it is read; None: the first one."""
+
+    make: Callable[[], sources.Source]
+    at: str | None
+
+
+class PlacedSink(NamedTuple):
+    """A sink, and the place where it is written: one, `EACH`, or None: the first one."""
+
+    make: Callable[[], Sink]
+    at: str | None
+
+
 @dataclass
 class Pipeline:
-    """A job: records from a source, keyed by a column, through stages, to sinks."""
+    """A job: records from sources, keyed by a column, through stages, to sinks."""
 
     name: str
-    source: Csv | JsonLines | Items | Iterable[Row]
+    source: Csv | JsonLines | Items | Iterable[Row] | Sequence[Csv | JsonLines | Items]
+    """One source, or several: of the same columns, each read at its place."""
     key: str
     event_time: str | None = None
     """The column with the event time; if not given, the time of arrival."""
@@ -128,7 +156,8 @@ class Pipeline:
     """Seconds by which an event's time may be ahead of the gateway's clock. A record further ahead goes to the dead
     letters: it would advance event time, and fire every timer until then. None: any time is accepted."""
     stages: list[Stage] = field(default_factory=list)
-    sinks: list[Any] = field(default_factory=list)
+    sinks: list[tuple[Any, str | None]] = field(default_factory=list)
+    """Each with the place where it is written."""
 
     def __post_init__(self) -> None:
         ahead = self.max_ahead
@@ -161,20 +190,61 @@ class Pipeline:
         self.stages.append(Stage(name, operator, prepare, key or self.key, _schema(schema), groups, partitions))
         return self
 
-    def sink(self, sink: Csv | JsonLines | Parquet | Callable[[dict[str, Any]], object]) -> Pipeline:
-        """Add a sink after the last stage: a file, or a function called with each result."""
+    def sink(
+        self, sink: Csv | JsonLines | Parquet | Callable[[dict[str, Any]], object], *, at: str | None = None
+    ) -> Pipeline:
+        """Add a sink after the last stage: a file, or a function called with each result.
+
+        `at`: the place where it is written, the first one if not given; `"each"`: every place writes one, with the
+        results that are made there.
+        """
         if not callable(sink) and not hasattr(sink, "sink"):
             raise Refused(f"{type(sink).__name__} is not a sink: use Csv, JsonLines, Parquet or a function")
-        self.sinks.append(sink)
+        self.sinks.append((sink, at))
         return self
 
-    def make_source(self) -> sources.Source:
-        """The source that the feed reads from."""
-        return self.source.source() if hasattr(self.source, "source") else Items(self.source).source()
+    def placed_sources(self) -> list[PlacedSource]:
+        """The sources, each with its place."""
+        return [
+            PlacedSource(one.source if hasattr(one, "source") else Items(one).source, getattr(one, "at", None))
+            for one in self._sources()
+        ]
 
-    def make_sinks(self) -> list[Sink]:
-        """The sinks that the outlet writes to."""
-        return [sink.sink() if hasattr(sink, "sink") else sinks.FunctionSink(sink) for sink in self.sinks]
+    def placed_sinks(self) -> list[PlacedSink]:
+        """The sinks, each with its place."""
+        return [
+            PlacedSink(one.sink if hasattr(one, "sink") else partial(sinks.FunctionSink, one), at)
+            for one, at in self.sinks
+        ]
+
+    @property
+    def home(self) -> str | None:
+        """The home of the first stage's keys, if a source sets it."""
+        homes = sorted({home for one in self._sources() if (home := getattr(one, "home", None)) is not None})
+        if len(homes) > 1:
+            raise Refused(
+                f"the sources of {self.name} have the homes {', '.join(homes)}, and a key may come from any of them: "
+                "say which keys are at home where, by bin or key (homes=)"
+            )
+        return homes[0] if homes else None
+
+    def _sources(self) -> list[Any]:
+        """One source, or several: a list of rows is one."""
+        if isinstance(self.source, list | tuple) and self.source and all(hasattr(one, "source") for one in self.source):
+            return list(self.source)
+        return [self.source]
+
+
+def common_schema(made: Sequence[sources.Source]) -> pa.Schema:
+    """The columns that all sources of a pipeline have. Raises `Refused` if they differ."""
+    schemas = [source.schema() for source in made]
+    for source, schema in zip(made[1:], schemas[1:], strict=True):
+        if schema != schemas[0]:
+            raise Refused(
+                f"the sources {made[0].name} and {source.name} have different columns: {schemas[0].names} with "
+                f"{schemas[0].types}, and {schema.names} with {schema.types}; give both the same schema="
+            )
+    return schemas[0]
 
 
 def _schema(given: str | pa.Schema | None) -> pa.Schema | None:

@@ -74,8 +74,8 @@ class House:
         role = self.open()
         role.start()
         if feeds:
-            role.feed.start()
-            assert role.feed.ended.wait(30)
+            role.start_feeds()
+            assert role.feeds[0].ended.wait(30)
         else:
             role.first.gateway.ingest([("late", ("late",), None)], "by hand", batch)
         results = [Result("k", 0, batch, n, 1, 1, {"key": f"r{n}"}) for n in range(5)]

@@ -135,7 +135,7 @@ def test_waiting_for_a_source_that_failed_raises_what_it_failed_of(tmp_path: Pat
         raise OSError("the cable is cut")
 
     app = make(tmp_path, temporary=False, source=wb.Items(rows, schema="k string"))
-    app.gateway.feed.start()
+    app.gateway.start_feeds()
     with pytest.raises(OSError, match="the cable is cut"):
         app.wait(20)
     assert app.status()["source"] == {"ended": False, "error": "OSError: the cable is cut"}

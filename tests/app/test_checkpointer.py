@@ -35,7 +35,8 @@ from whimbrel.log.codec import encode_messages
 from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
 from whimbrel.roles import gateway as gateway_role
-from whimbrel.roles.gateway import GatewayRole, StageFlow
+from whimbrel.roles.flow import StageFlow
+from whimbrel.roles.gateway import GatewayRole
 
 PARTS = 2
 RARELY = 1000.0
@@ -264,7 +265,7 @@ def test_an_orchestrator_that_is_stopped_inside_a_write_holds_up_no_record(house
         until(lambda: house.flow.outlet.is_idle, "the outlet's commit")
         house.end()
         house.begin_gateway()
-        assert (house.role.errors(), house.flow.instances, house.stored()) == ([], ["sum-1"], {"a": 1})
+        assert (house.role.errors(), house.flow.instances, house.stored()) == ([], {"sum-1": "cloud"}, {"a": 1})
         stopped.execute("ROLLBACK")
 
 

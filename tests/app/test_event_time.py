@@ -103,8 +103,8 @@ def taken(house: House) -> list[str]:
 
 
 def run(house: House) -> House:
-    house.role.feed.start()
-    until(lambda: house.role.feed.ended.is_set() or house.role.errors(), "the source ends")
+    house.role.feeds[0].start()
+    until(lambda: house.role.feeds[0].ended.is_set() or house.role.errors(), "the source ends")
     return house
 
 
@@ -141,9 +141,9 @@ def test_what_was_set_aside_before_a_crash_is_not_taken_in_when_its_time_has_com
     house = House(tmp_path, source=timed(0, 4000, 10), event_time="at")
     gateway = house.role.first.gateway
     gateway._ingress._log = FailingLog(gateway.ingress, Fuse(0))
-    house.role.feed.start()
-    until(lambda: house.role.feed.error, "it dies")
-    assert isinstance(house.role.feed.error, Died)
+    house.role.feeds[0].start()
+    until(lambda: house.role.feeds[0].error, "it dies")
+    assert isinstance(house.role.feeds[0].error, Died)
     assert house.letters() == [("from the future", 1)]
     house.end()
     house.now = 3600 * SECOND

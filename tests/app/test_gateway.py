@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from whimbrel.gateway.intake import parse_schema
 from whimbrel.log import EmbeddedLog, chunks, codec
 from whimbrel.log.contract import Entry, Lane, Log
 from whimbrel.log.memory import MemoryLog
-from whimbrel.orchestrator.known_keys import KnownKeys
+from whimbrel.orchestrator.known_keys import KnownKeys, seen
 
 SCHEMA = parse_schema("n long")
 KEYS = ["a", "b", "c", "d"]
@@ -761,7 +762,7 @@ def test_however_long_a_log_is_a_bounded_part_of_it_is_in_memory(
     world.reborn()
     assert 0 < logs[measured].most <= chunk
     logs[measured].most = 0
-    known = KnownKeys(logs["known"])
+    known = KnownKeys([partial(seen, logs["known"])])
     assert len(known.now()) == len(world.gateway.keys) == 204
     order(Fence(lost()))(world)
     assert len(restored(world, 0, lost())) == 200

@@ -42,7 +42,7 @@ def gateways(**answers: bool) -> tuple[dict[str, Port], Gateways]:
     status = GatewayStatus(sent=5, delivered=4, dead_letters={"no key": 2}, ended=True, stages=flow)
     ports = {place: Port(status, answers.get(place.replace("-", ""), True)) for place in PLACES}
     known: Any = ports
-    return ports, Gateways(known, lambda stage: "edge-1")
+    return ports, Gateways(known, lambda stage: "edge-1", lambda instance: "edge-2")
 
 
 def test_a_command_reaches_the_homes_of_its_keys_only() -> None:
@@ -76,7 +76,9 @@ def test_all_is_delivered_and_saved_only_if_it_is_everywhere() -> None:
     assert gateways()[1].is_drained("s")
     ports, every = gateways(cloud=False)
     assert not every.is_drained("s")
-    assert not every.has_delivered("s", "s-1")
+    assert not every.has_delivered("s", "s-1"), "delivered at its own place, but not at every other"
+    assert every.has_applied("s", "s-1"), "its own place answers"
+    assert [place for place, port in ports.items() if "has_applied" in port.calls] == ["edge-2"]
     assert not every.save("s")
     assert all("save" in port.calls for port in ports.values()), "each place saves, whatever the others answer"
 

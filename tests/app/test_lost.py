@@ -27,6 +27,7 @@ from whimbrel.log.readers import INSTANCE
 from whimbrel.orchestrator.control import Control
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.orchestrator.known_keys import keys_in
 from whimbrel.orchestrator.policy import Policy
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.roles import gateway as gateway_role
@@ -65,8 +66,8 @@ class House:
         )
         sites: dict[str, Any] = {name: self.site() for name in SITES}
         shapes = {"sum": Shape(PARTS)}
-        logs, role = self.logs, self.role
-        self.control = Mortal("p", shapes, self.data, self.journal, logs, sites, role, self.clock, "ideal", SavedLog)
+        keys, role = keys_in(self.logs), self.role
+        self.control = Mortal("p", shapes, self.data, self.journal, keys, sites, role, self.clock, "ideal", SavedLog)
         self.control.dead = set()
         self.stage = self.control.stages["sum"]
         self.hands = {name: Hand(self.logs, name) for name in self.stage.coordinator.sites}

@@ -111,7 +111,7 @@ def test_sources_and_sinks_are_made_anew_for_each_run(tmp_path: Path) -> None:
     job = wb.Pipeline("p", source=[{"k": "a"}], key="k").stage("count", Count())
     for sink in (wb.Csv(tmp_path / "a.csv"), wb.JsonLines(tmp_path / "a.jsonl"), wb.Parquet(tmp_path / "a"), print):
         job.sink(sink)
-    assert [list(job.make_source().rows(0)) for _ in range(2)] == [[(0, {"k": "a"})]] * 2
-    first, second = job.make_sinks(), job.make_sinks()
+    assert [list(job.placed_sources()[0].make().rows(0)) for _ in range(2)] == [[(0, {"k": "a"})]] * 2
+    first, second = ([one.make() for one in job.placed_sinks()] for _ in range(2))
     assert [type(sink) for sink in first] == [type(sink) for sink in second]
     assert not {id(sink) for sink in first} & {id(sink) for sink in second}

@@ -62,7 +62,7 @@ def main(root: Path, durability: str, number: int, host: str) -> None:
         protocols = cycle(["live", "push", "pause", "fetch", "fluid"])
         print("runs", flush=True)
         for move in count():
-            if app.gateway.feed.ended.is_set():
+            if app.gateway.has_ended:
                 break
             to = "edge-1" if move % 2 == 0 else "cloud"
             app.migrate("ledger", bins=range(512), to=to, protocol=next(protocols)).wait(60)

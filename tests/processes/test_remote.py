@@ -121,7 +121,7 @@ def test_an_error_that_nobody_foresaw_is_told(port: Port) -> None:
 
 
 def test_an_error_of_the_operating_system_there_may_pass(port: Port) -> None:
-    """Found by chaos, seed 4: a site without file handles answered `start` with a Bug, which the status kept for ever."""
+    """Found by chaos, seed 4: a site without file handles answered `start` with a Bug; the status kept it for ever."""
     with pytest.raises(Retry, match="fail failed there: because") as raised:
         port.fail("OSError")
     assert type(raised.value) is Retry, "not Unavailable: the call may have had an effect"

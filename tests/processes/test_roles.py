@@ -373,7 +373,7 @@ def failing_sink(values: dict[str, Any]) -> None:
 def test_what_failed_for_good_has_not_finished_and_ends_up_with_the_reason(house: House, what: str) -> None:
     """`up --until-done` must neither say that everything is delivered nor wait for ever."""
     house.pipeline.source = wb.Items(failing_source if what == "source" else [], schema="k string")
-    house.pipeline.sinks[:] = [failing_sink]
+    house.pipeline.sinks[:] = [(failing_sink, None)]
     control = house.begin().control
     role = house.open().role
     has_finished = _finished(house.data, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from whimbrel.core import wire
 from whimbrel.core.keys import BINS, KeyMap, selection_of
 from whimbrel.core.router import RouteTable
 from whimbrel.log.memory import MemoryLog
-from whimbrel.orchestrator.known_keys import KnownKeys
+from whimbrel.orchestrator.known_keys import KnownKeys, seen
 
 
 def write(log: MemoryLog, *keys: str) -> None:
@@ -21,7 +22,7 @@ def write(log: MemoryLog, *keys: str) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_it_is_what_a_count_finds_whatever_came_and_moved_meanwhile(seed: int) -> None:
     chance, log, table = random.Random(seed), MemoryLog(), RouteTable("s-1")
-    known, written = KnownKeys(log), 0
+    known, written = KnownKeys([partial(seen, log)]), 0
     for _ in range(60):
         match chance.randrange(5):
             case 0:
@@ -45,7 +46,7 @@ def test_it_is_what_a_count_finds_whatever_came_and_moved_meanwhile(seed: int) -
 def test_an_answer_can_be_changed_and_other_routes_are_counted_anew() -> None:
     log, table = MemoryLog(), RouteTable("s-1")
     write(log, "a", "b")
-    known = KnownKeys(log)
+    known = KnownKeys([partial(seen, log)])
     known.counts(table)["s-1"] = 99
     assert known.counts(table) == {"s-1": 2}
     assert known.counts(RouteTable("s-2")) == {"s-2": 2}, "with as many changes"

@@ -40,6 +40,7 @@ from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.control import Control
 from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJournal, Journal, JournalReader
+from whimbrel.orchestrator.known_keys import keys_in
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import SAVE_EVERY, GatewayRole
@@ -84,7 +85,7 @@ class App:
         try:
             journal, self._places = Journal(data / JOURNAL), GatewayJournal(data / GATEWAY_JOURNAL, durable)
             claim_directory(data, journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
-            logs = Logs(data / "logs", durable)
+            self._logs = logs = Logs(data / "logs", durable)
             make_folder(data / "sites")
             self.gateway = GatewayRole(
                 pipeline,
@@ -114,7 +115,8 @@ class App:
             for name in sites
         }
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        control = Control(pipeline.name, shapes, data, journal, logs, self.sites, self.gateway, wall_us, links, saved)
+        keys = keys_in(logs)
+        control = Control(pipeline.name, shapes, data, journal, keys, self.sites, self.gateway, wall_us, links, saved)
         control.chores.accept_loss.update(accept_loss)
         self.control, orders = control, control.orders
         self.migrate, self.scale, self.drain = orders.migrate, orders.scale, orders.drain
@@ -150,7 +152,7 @@ class App:
         for site in self.sites.values():
             site.open()
         self.control.orchestrator.start()
-        self.gateway.feed.start()
+        self.gateway.start_feeds()
 
     def _start_instance(self, site: Site, instance: str) -> None:
         """Start an instance. If its checkpoint is gone, that fails only without a store and with keys to lose."""
@@ -166,7 +168,7 @@ class App:
         """Block until the source has ended and all its results are delivered. Raises `Unavailable` on timeout (in
         seconds)."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not (self.gateway.feed.ended.is_set() and self.control.is_settled()):
+        while not (self.gateway.has_ended and self.control.is_settled()):
             self._raise_errors()
             if deadline is not None and time.monotonic() > deadline:
                 raise Unavailable(f"not everything is delivered after {timeout} s; see app.status()")
@@ -218,7 +220,7 @@ class App:
                 yield partial(site.stop, instance)
         yield self.links.stop
         yield from self.gateway.outlet_ends()
-        yield self.control.logs.close
+        yield self._logs.close
         yield self._places.close
         yield self.control.journal.close
         yield self._lock.close

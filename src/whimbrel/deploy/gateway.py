@@ -58,7 +58,7 @@ class GatewayProcess:
         self.role.start()
         self.server.start()
         self._heart.start()
-        self.role.feed.start()
+        self.role.start_feeds()
 
     def _beat(self) -> None:
         self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status()))

@@ -28,6 +28,7 @@ from whimbrel.log.private import replace_text
 from whimbrel.orchestrator.control import Control
 from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import JOURNAL, Journal
+from whimbrel.orchestrator.known_keys import keys_in
 from whimbrel.orchestrator.policy import Policy
 from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat, check_caller
 from whimbrel.orchestrator.stage import Shape
@@ -89,9 +90,9 @@ class RemoteControl(Control):
         self._suspect = suspect
         self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
-        saved = saved_by(deployment.host)
-        super().__init__(pipeline.name, shapes, data, journal, logs, there, self.gateway, wall_us, links, saved)
+        self.logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
+        keys, saved = keys_in(self.logs), saved_by(deployment.host)
+        super().__init__(pipeline.name, shapes, data, journal, keys, there, self.gateway, wall_us, links, saved)
         self.chores.accept_loss.update(accept_loss)
         if restores and deployment.store is not None:
             self.policy = Policy(self, restore_to or None, wall_us)

@@ -20,7 +20,7 @@ from whimbrel.log.folder import Logs
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.ports import SiteBeat, SitePort
-from whimbrel.pipeline import Pipeline
+from whimbrel.pipeline import Pipeline, common_schema
 from whimbrel.roles.site import engine_of, host_maker, site_disk
 from whimbrel.rpc.access import credential
 from whimbrel.rpc.remote import bare, offer
@@ -59,8 +59,8 @@ class SiteProcess:
         spools = SpoolFolder(data / "logs", durable)
         self.links = Links(deployment.sites, deployment.links, spools, self._site_of, self.logs.inbox, [name])
         self.engine = engine_of(host, f"{pipeline.name}-{name}")
-        source = pipeline.make_source()
-        schemas = {stage.name: stage.schema or source.schema() for stage in pipeline.stages}
+        first = common_schema([one.make() for one in pipeline.placed_sources()])
+        schemas = {stage.name: stage.schema or first for stage in pipeline.stages}
         make = host_maker(pipeline, self.logs, self.engine, self.links, schemas, deployment.trigger)
         disk, folder = site_disk(name, data, deployment.reserve), make_folder(data / "sites") / name
         self.site = Site(name, folder, make, self.engine.saved, self.links, disk, durable)

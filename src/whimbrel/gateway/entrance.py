@@ -11,24 +11,16 @@ the gateway under the same writer and number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from whimbrel.core.keys import KeyMap, bin_of
 from whimbrel.core.record import Kind, Record
 from whimbrel.gateway.gateway import Gateway
 from whimbrel.gateway.ingress import Event, entries
 from whimbrel.log.codec import Codec
-from whimbrel.log.contract import Appendable, Entry, Lane
+from whimbrel.log.contract import Entry, Lane, Writable
 
 UNTIMED = -(1 << 63)
 """In place of the event time of a record that has none: its home gives it one."""
-
-
-class Way(Appendable, Protocol):
-    """The log of another place, as its writers here see it."""
-
-    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
-        """The last counter of a writer; -1 if it has appended nothing."""
 
 
 class Entrance:
@@ -39,7 +31,7 @@ class Entrance:
         here: str,
         homes: KeyMap[str],
         gateway: Gateway,
-        way_to: Callable[[str], Way],
+        way_to: Callable[[str], Writable],
         codec: Codec,
         load: Callable[[str], int],
         save: Callable[[str, int], None],
@@ -112,6 +104,10 @@ class Door:
     def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
         """The last row of a writer that is here."""
         return self._gateway.counter(writer)
+
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        """The last row of each writer."""
+        return self._gateway.ingress.writers(lane)
 
 
 def _by_home(numbered: Iterable[tuple[int, Event]], homes: KeyMap[str]) -> dict[str, list[tuple[int, Event]]]:

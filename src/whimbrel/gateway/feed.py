@@ -31,7 +31,8 @@ BATCH = 5_000
 JOIN_TIMEOUT = 5.0
 """Seconds that `stop` waits for a source to return."""
 WRITER = "source"
-"""In the ingress log the counter of the feed's appends is the last row so far, in the dead letters the row."""
+"""The writer of a pipeline's only source. In the ingress log the counter of its appends is the last row so far, in the
+dead letters the row."""
 
 
 class WayIn(Protocol):
@@ -53,8 +54,16 @@ class Feed:
     """Passes one source's rows to where they enter."""
 
     def __init__(
-        self, source: Source, intake: Intake, gateway: WayIn, dead: DeadLetters, is_full: Callable[[], bool]
+        self,
+        source: Source,
+        intake: Intake,
+        gateway: WayIn,
+        dead: DeadLetters,
+        is_full: Callable[[], bool],
+        writer: str = WRITER,
     ) -> None:
+        """`writer`: the name of the source in the logs, where its rows are the counters."""
+        self.writer = writer
         self.source, self.intake, self.gateway, self.dead, self.is_full = source, intake, gateway, dead, is_full
         self.ended = threading.Event()
         """Set when the source has ended, and all its rows are taken in."""
@@ -88,8 +97,8 @@ class Feed:
             self.error = kept(LOGGER, f"the feed of {self.source.name} has failed for good", error)
 
     def _carry(self) -> None:
-        self._next = self._persist(lambda: self.gateway.counter(WRITER) + 1)
-        self._set_aside = self._persist(lambda: self.dead.positions(WRITER, self.source.name, self._next))
+        self._next = self._persist(lambda: self.gateway.counter(self.writer) + 1)
+        self._set_aside = self._persist(lambda: self.dead.positions(self.writer, self.source.name, self._next))
         due, last = 0.0, time.monotonic()
         while not self._stop.is_set():
             while self._persist(self.is_full) and not self._stop.wait(PERIOD):
@@ -130,9 +139,9 @@ class Feed:
         for (number, row), answer in zip(batch, answers, strict=True):  # in order: counters of dead letters must grow
             if isinstance(answer, BadRecord):
                 whole = None if answer is row else row
-                self.dead.put(answer, self.source.name, number, whole, writer=WRITER, counter=number)
+                self.dead.put(answer, self.source.name, number, whole, writer=self.writer, counter=number)
             elif number not in self._set_aside:
                 good.append(answer)
                 rows.append(number)
         if good:
-            self.gateway.ingest(good, WRITER, batch[-1][0], rows.__getitem__)
+            self.gateway.ingest(good, self.writer, batch[-1][0], rows.__getitem__)

@@ -42,7 +42,7 @@ from whimbrel.gateway.ingress import COMMANDS, KINDS, Event, IngressWriter, entr
 from whimbrel.gateway.replay import Replay
 from whimbrel.log.chunks import chunked
 from whimbrel.log.codec import ROWS, Codec
-from whimbrel.log.contract import Entry, Log
+from whimbrel.log.contract import Entry, Log, Writable
 
 CHANGED = Barrier(-1)
 """Save what has changed. The position of BARRIER in the log gives its bound."""
@@ -70,7 +70,7 @@ class Gateway:
         router: Router,
         ingress: Log,
         known: Log,
-        inbox_of: Callable[[str], Log],
+        inbox_of: Callable[[str], Writable],
         encoding: Codec,
         clock_us: Callable[[], int],
         *,
@@ -87,7 +87,7 @@ class Gateway:
         self._horizon = TrimHorizon(router.name) if stores else None
         self._oldest: int | None = None
         self.name, self.router, self.ingress, self.keep = router.name, router, ingress, keep
-        self._known, self._wall_clock = known, wall_clock
+        self.known, self._wall_clock = known, wall_clock
         self.keys: dict[str, None] = {}
         """All keys seen, in the order of their first records."""
         self._inbox_of, self._clock_us, self._codec = inbox_of, clock_us, encoding
@@ -178,7 +178,7 @@ class Gateway:
 
     def _note_keys(self, fresh: list[str]) -> None:
         if fresh:
-            self._known.append(wire.pack(fresh), count=len(fresh), writer=self.name, counter=self._known.tail())
+            self.known.append(wire.pack(fresh), count=len(fresh), writer=self.name, counter=self.known.tail())
             self.keys |= dict.fromkeys(fresh)
 
     def command(self, command: Command) -> None:
@@ -389,7 +389,7 @@ class Gateway:
     def recover(self, blob: bytes | None) -> None:
         """Recover: restore the last snapshot, and replay the ingress log from there."""
         with self._lock:
-            for entry in chunked(self._known, 0):
+            for entry in chunked(self.known, 0):
                 self.keys |= dict.fromkeys(wire.unpack(entry.blob, list[str]))
             self._restore(blob)
             self._replay_all()

@@ -102,6 +102,15 @@ class Intake:
             return [self._take_one(row, until_us) for row in rows]
         return [self._keyed(event, until_us) for event in events]
 
+    def key_of(self, row: Row) -> str | None:
+        """The key of a row, as `take` gives it; None: it has none, or not of its column's type."""
+        field = self.schema.field(self._key)
+        try:
+            key = msgspec.convert(row.get(field.name), _python(field) | None, strict=not self.lenient)
+        except (ValueError, TypeError, OverflowError):
+            return None
+        return None if key is None or key == "" else str(key)
+
     def _check(self, events: Sequence[tuple[Any, ...]]) -> None:
         """Raise if one of these cannot be encoded: text that is not UTF-8, or a value not of its column's type."""
         for column in self._texts:

@@ -13,13 +13,13 @@ from whimbrel.core.router import Restore, Router
 from whimbrel.gateway.ingress import stored, writer_of
 from whimbrel.log.chunks import chunked, reach
 from whimbrel.log.codec import ROWS, Codec
-from whimbrel.log.contract import Log
+from whimbrel.log.contract import Log, Writable
 
 
 class Replay:
     """The replays of one ingress log."""
 
-    def __init__(self, name: str, ingress: Log, inbox_of: Callable[[str], Log], encoding: Codec) -> None:
+    def __init__(self, name: str, ingress: Log, inbox_of: Callable[[str], Writable], encoding: Codec) -> None:
         self._name, self._ingress, self._inbox_of, self._codec = name, ingress, inbox_of, encoding
 
     def ahead(self, command: Restore, router: Callable[[], Router]) -> None:

@@ -73,7 +73,17 @@ class Appendable(Protocol):
         """
 
 
-class Log(Appendable, Protocol):
+class Writable(Appendable, Protocol):
+    """A log as its writers see it: they can continue after what they have appended. A log of another place is one."""
+
+    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
+        """The writer's last counter in this lane, -1 if it never wrote: a restarted writer continues after it."""
+
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        """All writers that ever wrote to this lane, with the last counter of each."""
+
+
+class Log(Writable, Protocol):
     """One log. Safe to use from several threads; several processes may open the same one."""
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
@@ -100,12 +110,6 @@ class Log(Appendable, Protocol):
 
     def tail(self, lane: Lane = Lane.DATA) -> int:
         """The first position that is not written yet."""
-
-    def counter(self, writer: str, lane: Lane = Lane.DATA) -> int:
-        """The writer's last counter in this lane, -1 if it never wrote: a restarted writer continues after it."""
-
-    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
-        """All writers that ever wrote to this lane, with the last counter of each."""
 
     def trim(self, position: int, lane: Lane = Lane.DATA) -> None:
         """Drop the entries below `position`."""

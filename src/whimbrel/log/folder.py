@@ -39,6 +39,10 @@ class Logs:
         """An instance's outbox."""
         return self.log(f"outbox-{instance}")
 
+    def arrivals(self, instance: str) -> EmbeddedLog:
+        """What the place of an instance elsewhere has sent of its output."""
+        return self.log(f"arrivals-{instance}")
+
     def increments(self, instance: str) -> IncrementSpool:
         """The spool of an instance's increments."""
         return IncrementSpool(self.log(f"increments-{instance}"), self._spooled(instance))
@@ -75,4 +79,4 @@ class Logs:
 
 
 def _names(instance: str) -> list[str]:
-    return [f"{kind}-{instance}" for kind in ("inbox", "outbox", "increments")]
+    return [f"{kind}-{instance}" for kind in ("inbox", "outbox", "arrivals", "increments")]

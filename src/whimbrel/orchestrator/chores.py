@@ -3,16 +3,13 @@ gateway, and starts, stops and cleans up instances that are added, removed or le
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from whimbrel.core.errors import Retry, Stale
 from whimbrel.core.protocols.machine import Migration
-from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.ports import GatewayPort, SitePort
 from whimbrel.orchestrator.stage import StageControl
 
@@ -25,11 +22,9 @@ class Chores:
         stages: Mapping[str, StageControl],
         sites: Mapping[str, SitePort],
         gateway: GatewayPort,
-        logs: Logs,
-        data: Path,
     ) -> None:
         """`stages` may be filled later."""
-        self._stages, self._sites, self._gateway, self._logs, self._data = stages, sites, gateway, logs, data
+        self._stages, self._sites, self._gateway = stages, sites, gateway
         self._placing = threading.Lock()
         self._sent: dict[str, dict[str, str]] = {}
         """By site, with the gateway as the empty name: the placement last sent to it."""
@@ -60,7 +55,7 @@ class Chores:
 
     def _place_stages(self) -> None:
         for stage, control in self._stages.items():
-            self._gateway.place(stage, list(control.coordinator.sites))
+            self._gateway.place(stage, dict(control.coordinator.sites))
 
     def forget_sent(self, who: str) -> None:
         """A site, or the gateway (the empty name), has restarted and needs the placement again."""
@@ -120,6 +115,4 @@ class Chores:
         if not self._cleared:
             self._cleared = True
             for instance in [name for control in self._stages.values() for name in control.instances.past]:
-                self._logs.remove(instance)
-                for site in self._sites:
-                    shutil.rmtree(self._data / "sites" / site / instance, ignore_errors=True)
+                self._gateway.remove(instance)

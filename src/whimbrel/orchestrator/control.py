@@ -7,7 +7,7 @@ Orders that move keys are in ordering.py. `wb.run` has a `Control` in the user's
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from whimbrel.core.record import Report
 from whimbrel.core.router import RouteTable
 from whimbrel.core.text import visible
 from whimbrel.host.contract import Saved
-from whimbrel.log.folder import Logs
 from whimbrel.orchestrator.chores import Chores
 from whimbrel.orchestrator.handle import Handle
 from whimbrel.orchestrator.instances import Instances
 from whimbrel.orchestrator.journal import Journal
+from whimbrel.orchestrator.known_keys import Follow, KnownKeys
 from whimbrel.orchestrator.orchestrator import Orchestrator
 from whimbrel.orchestrator.ordering import Ordering
 from whimbrel.orchestrator.orders import Answered, Receipt, Request
@@ -48,26 +48,28 @@ class Control:
         shapes: Mapping[str, Shape],
         data: Path,
         journal: Journal,
-        logs: Logs,
+        keys: Callable[[str], Sequence[Follow]],
         sites: Mapping[str, SitePort],
         gateway: GatewayPort,
         clock_us: Callable[[], int],
         links: Given,
         saved: Callable[[Path], Saved],
+        homes: Callable[[str], KeyMap[str]] = lambda stage: KeyMap(""),
     ) -> None:
-        """`shapes`: by stage, in the order of the stages. `saved` reads an instance's checkpoint in a folder."""
-        self.name, self.data, self.journal, self.logs = pipeline, data, journal, logs
+        """`shapes`: by stage, in the order of the stages. `keys`: by stage, its logs of keys. `saved` reads an
+        instance's checkpoint in a folder. `homes`: by stage, the place that is each key's home; each of these places
+        has one site, of its name. By default there is one place, without a name, and all sites share its disk."""
+        self.name, self.data, self.journal = pipeline, data, journal
         self.sites, self.saved, self._pausing = sites, saved, threading.Lock()
-        self._reach = Reach(sites, gateway, logs, links_of(list(sites), links), self.is_dead)
+        self._reach = Reach(sites, gateway, links_of(list(sites), links), self.is_dead)
         self.stages: dict[str, StageControl] = {}
-        self.chores = Chores(self.stages, sites, gateway, logs, data)
+        self.chores = Chores(self.stages, sites, gateway)
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self.chores.do, self.chores.is_left_behind)
         for stage, shape in shapes.items():
             engaged = partial(self.orchestrator.engaged, stage)
             instances = Instances(stage, journal, sites, engaged, self.chores.send_places)
-            first = RouteTable(next(iter(instances.sites)))
-            coordinator = Coordinator(stage, first, instances.sites, KeyMap(router_of(stage)))
-            self.stages[stage] = StageControl(coordinator, instances, shape, self._reach)
+            coordinator = Coordinator(stage, *_first_routes(stage, homes(stage), instances.sites))
+            self.stages[stage] = StageControl(coordinator, instances, shape, self._reach, KnownKeys(keys(stage)))
             self.orchestrator.stages[stage] = coordinator
         self.orders = Ordering(self)
 
@@ -211,7 +213,11 @@ class Control:
             "dead_letters": flow.dead_letters,
             "source": {"ended": flow.ended, "error": flow.error},
             "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
-            "links": {way: msgspec.to_builtins(link) for site in sites for way, link in site.links.items()},
+            "links": {
+                way: msgspec.to_builtins(link)
+                for links in (flow.links, *(site.links for site in sites))
+                for way, link in links.items()
+            },
             "disks": {name: full for name, full in disks.items() if full},
             "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},
             "error": described(self.orchestrator.error) or next((site.error for site in sites if site.error), None),
@@ -254,3 +260,16 @@ class Control:
         """The instances that are to run at a site, without those that a migration relocates now."""
         here = [(stage, name) for stage, control in self.stages.items() for name in control.instances.at(site)]
         return [name for stage, name in here if not self.orchestrator.is_relocating(stage, name)]
+
+
+def _first_routes(
+    stage: str, homes: KeyMap[str], sites: dict[str, str]
+) -> tuple[RouteTable, dict[str, str], KeyMap[str]]:
+    """The routes before any move, the site of each instance, and the router of each key: a key begins at its home, with
+    the first instance there."""
+    table, routers = RouteTable(next(iter(sites))), KeyMap(router_of(stage, homes.by_bin[0]))
+    for home in homes.values() - {""}:
+        here = homes.select(home)
+        table.owners.put(here, next(name for name, site in sites.items() if site == home))
+        routers.put(here, router_of(stage, home))
+    return table, sites, routers

@@ -10,22 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from whimbrel.core.names import place_of
+from whimbrel.core.errors import Bug
+from whimbrel.core.names import place_of as place_of_router
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.orchestrator.known_keys import Seen
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, GatewayStatus
 
 
 class Gateways:
     """A `GatewayPort` over those of all places."""
 
-    def __init__(self, ports: Mapping[str, GatewayPort], home_of: Callable[[str], str]) -> None:
-        """`ports`: by place. `home_of`: the place that stores the increments of a stage."""
-        self._ports, self._home_of = ports, home_of
+    def __init__(
+        self,
+        ports: Mapping[str, GatewayPort],
+        home_of: Callable[[str], str],
+        place_of: Callable[[str], str],
+    ) -> None:
+        """`ports`: by place. `home_of`: the place that stores the increments of a stage. `place_of`: of an instance."""
+        self._ports, self._home_of, self._place_of = ports, home_of, place_of
 
     def command(self, stage: str, command: Begin | Cutover | Abort | Fence | Restore) -> None:
-        for place in sorted(map(place_of, command.move.routers)):
+        for place in sorted(map(place_of_router, command.move.routers)):
             self._ports[place].command(stage, command)
 
     def fence(self, stage: str, move: Move) -> None:
@@ -44,7 +51,7 @@ class Gateways:
     def order_checkpoint(self, stage: str) -> None:
         self._home(stage).order_checkpoint(stage)
 
-    def place(self, stage: str, instances: list[str]) -> None:
+    def place(self, stage: str, instances: dict[str, str]) -> None:
         for port in self._ports.values():
             port.place(stage, instances)
 
@@ -52,11 +59,31 @@ class Gateways:
         saved = [port.save(stage) for port in self._ports.values()]
         return all(saved)
 
+    def has_applied(self, stage: str, instance: str) -> bool:
+        return self._ports[self._place_of(instance)].has_applied(stage, instance)
+
     def has_delivered(self, stage: str, instance: str) -> bool:
-        return all(port.has_delivered(stage, instance) for port in self._ports.values())
+        # In the order of a result's way: dispatched at its place, carried, released where it is needed.
+        there = self._ports[self._place_of(instance)].has_delivered(stage, instance)
+        return there and self.is_idle() and all(port.has_delivered(stage, instance) for port in self._ports.values())
 
     def is_drained(self, stage: str) -> bool:
-        return all(port.is_drained(stage) for port in self._ports.values())
+        # Twice: what the first pass has dispatched to another place has arrived there before the second.
+        return all(self.is_idle() and all(port.is_drained(stage) for port in self._ports.values()) for _ in range(2))
+
+    def keys(self, stage: str, start: int) -> Seen:
+        raise Bug("the keys of a stage are read from each place by itself")
+
+    def is_idle(self) -> bool:
+        # Twice: what arrives at a home may be passed on from there.
+        return all(port.is_idle() for _ in range(2) for port in self._ports.values())
+
+    def cut(self, other: str, is_cut: bool = True) -> None:
+        raise Bug("a link is cut at both its ends")
+
+    def remove(self, instance: str) -> None:
+        for port in self._ports.values():
+            port.remove(instance)
 
     def status(self) -> GatewayStatus:
         """All of them together; what waits, and errors, with the place."""
@@ -76,6 +103,7 @@ class Gateways:
             },
             disk=next((one.disk for one in found.values() if one.disk), None),
             held_up={f"{what} at {place}": why for place, one in found.items() for what, why in one.held_up.items()},
+            links={way: link for one in found.values() for way, link in one.links.items()},
         )
 
     def _home(self, stage: str) -> GatewayPort:

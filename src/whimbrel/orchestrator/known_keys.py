@@ -8,20 +8,50 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
 
 from whimbrel.core import wire
+from whimbrel.core.errors import Retry
 from whimbrel.core.keys import BINS, bin_of
 from whimbrel.core.router import RouteTable
-from whimbrel.log.chunks import chunked
+from whimbrel.log.chunks import chunk
 from whimbrel.log.contract import Log
+from whimbrel.log.folder import Logs
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Keys from a gateway's log of keys, and the position to read on from."""
+
+    keys: list[str]
+    end: int
+
+
+Follow = Callable[[int], Seen]
+"""Reads a log of keys from a position on, at most a chunk. Raises `Retry` if it cannot be read now."""
+
+
+def seen(log: Log, start: int) -> Seen:
+    """The keys in a log from a position on, at most a chunk."""
+    entries = chunk(log, start)
+    keys = [key for entry in entries for key in wire.unpack(entry.blob, list[str])]
+    return Seen(keys, entries[-1].position + 1 if entries else start)
+
+
+def keys_in(logs: Logs) -> Callable[[str], list[Follow]]:
+    """By stage: the log of keys in a folder of logs that this process can read."""
+    return lambda stage: [partial(seen, logs.log(f"keys-{stage}"))]
 
 
 class KnownKeys:
-    """Every key that a stage has ever received, in the order of their first records: read from the gateway's log."""
+    """Every key that a stage has ever received, in the order of their first records: read from the gateways' logs."""
 
-    def __init__(self, log: Log) -> None:
-        self._log, self._read = log, 0
+    def __init__(self, logs: Sequence[Follow]) -> None:
+        """`logs`: of the homes of the stage's keys."""
+        self._logs, self._read = logs, [0] * len(logs)
         self._keys: dict[str, None] = {}
         self._by_bin = [0] * BINS
         """The number of known keys in each bin."""
@@ -66,12 +96,17 @@ class KnownKeys:
             return Counter(self._counts)
 
     def _look(self) -> None:
-        """Read the new entries of the log."""
-        for entry in chunked(self._log, self._read):
-            for key in wire.unpack(entry.blob, list[str]):
-                if key not in self._keys:
-                    self._keys[key] = None
-                    self._by_bin[bin_of(key)] += 1
-                    if self._table is not None:
-                        self._uncounted.append(key)
-            self._read = entry.position + 1
+        """Read the new entries of the logs. What cannot be read now is read at the next call."""
+        for number, follow in enumerate(self._logs):
+            with suppress(Retry):
+                while (found := follow(self._read[number])).end > self._read[number]:
+                    self._add(found.keys)
+                    self._read[number] = found.end
+
+    def _add(self, keys: Collection[str]) -> None:
+        for key in keys:
+            if key not in self._keys:
+                self._keys[key] = None
+                self._by_bin[bin_of(key)] += 1
+                if self._table is not None:
+                    self._uncounted.append(key)

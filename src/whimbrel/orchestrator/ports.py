@@ -23,7 +23,8 @@ from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
 from whimbrel.log.backoff import HeldUp
-from whimbrel.site.status import SiteStatus
+from whimbrel.orchestrator.known_keys import Seen
+from whimbrel.site.status import LinkStatus, SiteStatus
 
 
 class SitePort(Protocol):
@@ -92,7 +93,9 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     disk: str | None = None
     """Why nothing is ingested or delivered: the gateway's disk is full."""
     held_up: dict[str, HeldUp] = {}
-    """What retries after an error: `source`, `outlet of <stage>`, `snapshots`."""
+    """What retries after an error: `source`, `outlet of <stage>`, `snapshots`, `sending to <place>`."""
+    links: dict[str, LinkStatus] = {}
+    """Of a place: the links that begin there, by direction, as `cloud->edge-1`."""
 
 
 class GatewayPort(Protocol):
@@ -115,8 +118,8 @@ class GatewayPort(Protocol):
     def checkpoints(self, stage: Name) -> list[int]:
         """The checkpoints that a stage's keys can be restored from, oldest first."""
 
-    def place(self, stage: Name, instances: list[Name]) -> None:
-        """Receive the names of all instances of a stage."""
+    def place(self, stage: Name, instances: dict[Name, Name]) -> None:
+        """Receive all instances of a stage, each with its site."""
 
     def save(self, stage: Name) -> bool:
         """Persist a snapshot of a stage's router, from which a replay then starts; False if a migration is open."""
@@ -124,8 +127,23 @@ class GatewayPort(Protocol):
     def order_checkpoint(self, stage: Name) -> None:
         """Order an increment of everything that has changed in a stage. Raises `Refused` without a central store."""
 
+    def has_applied(self, stage: Name, instance: Name) -> bool:
+        """Whether everything now in an instance's inbox has been applied, and its output is written."""
+
     def has_delivered(self, stage: Name, instance: Name) -> bool:
         """Whether all results of an instance are delivered now."""
+
+    def keys(self, stage: Name, start: int) -> Seen:
+        """The keys of a stage first seen here, from a position on; at most a chunk."""
+
+    def is_idle(self) -> bool:
+        """Whether the other places have everything that was sent to them from here."""
+
+    def cut(self, other: Name, is_cut: bool = True) -> None:
+        """Cut the emulated link from here to another place, or mend it."""
+
+    def remove(self, instance: Name) -> None:
+        """Remove the logs and checkpoints of an instance that has left."""
 
     def is_drained(self, stage: Name) -> bool:
         """Whether the instances have received the latest tick, and all their results are delivered now."""

@@ -20,8 +20,6 @@ from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import BINS, EVERYTHING, Selection
 from whimbrel.core.link import Link
 from whimbrel.core.protocols.auto import Limits, Situation, choose
-from whimbrel.log.folder import Logs
-from whimbrel.log.readers import is_drained
 from whimbrel.orchestrator.decisions import RestoreOrder
 from whimbrel.orchestrator.instances import Instances
 from whimbrel.orchestrator.known_keys import KnownKeys
@@ -42,11 +40,10 @@ class Shape(NamedTuple):
 
 @dataclass
 class Reach:
-    """What the orchestrator has access to: the ports of the other roles, the logs, and the configured links."""
+    """What the orchestrator has access to: the ports of the other roles, and the configured links."""
 
     sites: Mapping[str, SitePort]
     gateway: GatewayPort
-    logs: Logs
     links: Mapping[Pair, Link]
     is_dead: Callable[[str], bool] = lambda site: False
     """Whether a site is considered dead."""
@@ -64,10 +61,11 @@ class Reach:
 class StageControl:
     """One stage: which instance owns which keys, and how to move them elsewhere."""
 
-    def __init__(self, coordinator: Coordinator, instances: Instances, shape: Shape, reach: Reach) -> None:
+    def __init__(
+        self, coordinator: Coordinator, instances: Instances, shape: Shape, reach: Reach, keys: KnownKeys
+    ) -> None:
         self.name, self.coordinator, self.instances = coordinator.stage, coordinator, instances
-        self.shape, self._reach = shape, reach
-        self.keys = KnownKeys(reach.logs.log(f"keys-{coordinator.stage}"))
+        self.shape, self._reach, self.keys = shape, reach, keys
 
     # ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,7 +85,7 @@ class StageControl:
 
     def has_applied(self, instance: str) -> bool:
         """Whether everything now in an instance's inbox has been applied, and its results are written."""
-        return is_drained(self._reach.logs.inbox(instance))
+        return self._reach.gateway.has_applied(self.name, instance)
 
     @property
     def is_drained(self) -> bool:

@@ -28,10 +28,10 @@ from whimbrel.egress.sinks import StageSink
 from whimbrel.gateway.gateway import Snapshot
 from whimbrel.log.carrier import last_entry
 from whimbrel.log.codec import ROWS
-from whimbrel.log.contract import Lane, Log
+from whimbrel.log.contract import Lane, Log, Writable
 
 
-def check_way_in(router: str, blob: bytes | None, ingress: Log, inboxes: Mapping[str, Log]) -> None:
+def check_way_in(router: str, blob: bytes | None, ingress: Log, inboxes: Mapping[str, Writable]) -> None:
     """Raise `Stale` unless a router's snapshot, its ingress log and the inboxes after it are consistent."""
     saved = wire.unpack(blob, Snapshot) if blob is not None else None
     at, given = (saved.position, saved.given) if saved is not None else (0, {})
@@ -75,7 +75,7 @@ def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], f
 
 
 def check_messages(
-    instance: str, outbox: Log, inboxes: Mapping[str, Log], spools: Sequence[Log], store: Log | None
+    instance: str, outbox: Log, inboxes: Mapping[str, Writable], spools: Sequence[Log], store: Log | None
 ) -> None:
     """Raise `Stale` unless an instance's messages are in their destination, or in a spool before it."""
     for to, last in last_entry(outbox).sent.items():
@@ -86,7 +86,7 @@ def check_messages(
             raise _stale(f"the inbox of {to}", f"{instance} has sent to it in batch {last // ROWS}")
 
 
-def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, last: int) -> bool:
+def _has(inbox: Writable, spools: Sequence[Log], instance: str, to: str, last: int) -> bool:
     """Whether the messages up to a number are in the inbox they are addressed to, or wait in a spool before it."""
     if max(_counters(inbox, instance, "", Lane.CONTROL), default=-1) >= last:
         return True
@@ -94,7 +94,7 @@ def _has(inbox: Log, spools: Sequence[Log], instance: str, to: str, last: int) -
     return any(counter >= last for spool in waiting for counter in _counters(spool, instance, f" to {to}"))
 
 
-def _counters(log: Log, instance: str, end: str, lane: Lane = Lane.DATA) -> Iterator[int]:
+def _counters(log: Writable, instance: str, end: str, lane: Lane = Lane.DATA) -> Iterator[int]:
     """The last counters of all checkpoints that an instance has had."""
     for writer, counter in log.writers(lane).items():
         if writer.startswith(f"{instance}@") and writer.endswith(end):

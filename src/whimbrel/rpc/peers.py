@@ -19,6 +19,7 @@ from whimbrel.core.errors import Retry, Unavailable
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
+from whimbrel.orchestrator.known_keys import Seen
 from whimbrel.orchestrator.ports import GatewayBeat, GatewayPort, GatewayStatus, SiteBeat, SitePort
 from whimbrel.rpc.access import Credential
 from whimbrel.rpc.remote import CONNECT, remote
@@ -206,7 +207,7 @@ class RemoteGateway:
     def checkpoints(self, stage: str) -> list[int]:
         return self._there.checkpoints(stage)
 
-    def place(self, stage: str, instances: list[str]) -> None:
+    def place(self, stage: str, instances: dict[str, str]) -> None:
         self._there.place(stage, instances)
 
     def save(self, stage: str) -> bool:
@@ -215,8 +216,23 @@ class RemoteGateway:
     def order_checkpoint(self, stage: str) -> None:
         self._there.order_checkpoint(stage)
 
+    def has_applied(self, stage: str, instance: str) -> bool:
+        return self._there.has_applied(stage, instance)
+
     def has_delivered(self, stage: str, instance: str) -> bool:
         return self._there.has_delivered(stage, instance)
+
+    def keys(self, stage: str, start: int) -> Seen:
+        return self._there.keys(stage, start)
+
+    def is_idle(self) -> bool:
+        return self._there.is_idle()
+
+    def cut(self, other: str, is_cut: bool = True) -> None:
+        self._there.cut(other, is_cut)
+
+    def remove(self, instance: str) -> None:
+        self._there.remove(instance)
 
     def is_drained(self, stage: str) -> bool:
         return self._there.is_drained(stage)

@@ -225,6 +225,12 @@ class RemoteLog:
         """The last counter of a writer here: what it appended is there, or on the way."""
         return self._spool.counter(self.name, writer, lane)
 
+    def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
+        """All writers here to that lane, with the last counter of each."""
+        start = _named(self.name, lane, "")
+        found = self._spool.log.writers()
+        return {name.removeprefix(start): counter for name, counter in found.items() if name.startswith(start)}
+
 
 def _named(log: str, lane: Lane, writer: str) -> str:
     """The writer's name in the spool."""
