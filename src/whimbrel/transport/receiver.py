@@ -10,8 +10,8 @@ what is missing. Whichever session appends an entry first has appended, or found
 append of it is a repetition by writer and counter, which the log drops. That also holds for a session whose sender
 has given it up and that still has a batch in its hands.
 
-Bounded. A session holds one batch. It answers when the batch is appended, so that a slow disk slows the sender down,
-whose spool grows at the other place.
+Bounded. A session holds one batch, or the pieces of one. It answers when the batch is appended, so that a slow disk
+slows the sender down, whose spool grows at the other place.
 """
 
 from __future__ import annotations
@@ -22,8 +22,21 @@ from collections.abc import Callable
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Refused, Retry, Unavailable
 from whimbrel.log.contract import Appendable, Lane
-from whimbrel.transport.protocol import VERSION, Ack, Batch, Failed, Frame, Hello, Welcome, decode, encode
-from whimbrel.transport.spool import Outgoing
+from whimbrel.transport.protocol import (
+    FRAME,
+    VERSION,
+    Ack,
+    Batch,
+    Failed,
+    Frame,
+    Hello,
+    Piece,
+    Taken,
+    Welcome,
+    decode,
+    encode,
+)
+from whimbrel.transport.spool import KINDS, Outgoing
 
 LOGGER = logging.getLogger("whimbrel.transport")
 
@@ -58,6 +71,8 @@ class Receiver:
                 f"{caller} sends a spool of deployment {hello.deployment!r}, {self.place} belongs to "
                 f"{self.deployment!r}: nothing of it is taken"
             )
+        if hello.kind not in KINDS:
+            raise Refused(f"{caller} sends a spool of the unknown class {hello.kind!r}")
         return Welcome(VERSION, self.place)
 
     def append(self, caller: str, position: int, blob: bytes) -> None:
@@ -83,7 +98,9 @@ class Session:
         self._receiver, self.caller = receiver, caller
         self.is_over = False
         """Whether it takes no more frames: the network side closes the connection."""
-        self._is_greeted = False
+        self.kind: str | None = None
+        """The class of the spool that it carries; None: not greeted yet."""
+        self._pieces = bytearray()
         self._next: int | None = None
 
     def answer(self, frame: bytes) -> bytes:
@@ -100,11 +117,13 @@ class Session:
             return encode(Failed.of(error))
 
     def _take(self, frame: Frame) -> Frame:
-        if isinstance(frame, Hello) and not self._is_greeted:
+        if isinstance(frame, Hello) and self.kind is None:
             welcome = self._receiver.check(frame, self.caller)
-            self._is_greeted = True
+            self.kind = frame.kind
             return welcome
-        if not isinstance(frame, Batch) or not self._is_greeted:
+        if isinstance(frame, Piece) and self.kind is not None:
+            return self._assemble(frame)
+        if not isinstance(frame, Batch) or self.kind is None or self._pieces:
             raise Unavailable(f"{type(frame).__name__} from {self.caller} is not expected here")
         if self._next not in (None, frame.first):
             raise Unavailable(f"{self.caller} sent entry {frame.first} of its spool, expected {self._next}")
@@ -112,3 +131,15 @@ class Session:
             self._receiver.append(self.caller, position, blob)
         self._next = frame.first + len(frame.entries)
         return Ack(self._next)
+
+    def _assemble(self, piece: Piece) -> Frame:
+        if len(self._pieces) + len(piece.part) > FRAME + 64:
+            raise Unavailable(f"{self.caller} sent pieces of more than {FRAME:,} bytes")
+        self._pieces += piece.part
+        if piece.more:
+            return Taken()
+        whole, self._pieces = bytes(self._pieces), bytearray()
+        frame = decode(whole)
+        if not isinstance(frame, Batch):
+            raise Unavailable(f"{type(frame).__name__} from {self.caller} is not expected in pieces")
+        return self._take(frame)
