@@ -17,11 +17,12 @@ slows the sender down, whose spool grows at the other place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Refused, Retry, Unavailable
-from whimbrel.log.contract import Appendable, Lane
+from whimbrel.log.contract import Append, Appendable, Lane, append_all
 from whimbrel.transport.protocol import (
     FRAME,
     VERSION,
@@ -75,8 +76,27 @@ class Receiver:
             raise Refused(f"{caller} sends a spool of the unknown class {hello.kind!r}")
         return Welcome(VERSION, self.place)
 
-    def append(self, caller: str, position: int, blob: bytes) -> None:
-        """Append one entry of a caller's spool."""
+    def append_all(self, caller: str, first: int, blobs: Sequence[bytes]) -> None:
+        """Append consecutive entries of a caller's spool, those before the first that is refused in any case.
+
+        Runs of entries for the same log are appended together.
+        """
+        good: list[Outgoing] = []
+        refused: Refused | None = None
+        for position, blob in enumerate(blobs, first):
+            try:
+                good.append(self._checked(caller, position, blob))
+            except Refused as error:
+                refused = error
+                break
+        for name, run in groupby(good, lambda one: one.log):
+            appends = [Append(one.blob, one.count, one.writer, one.counter, one.lane, one.replays) for one in run]
+            append_all(self._log_of(name), appends)
+        if refused is not None:
+            raise refused
+
+    def _checked(self, caller: str, position: int, blob: bytes) -> Outgoing:
+        """One entry. Raises `Refused` unless it can be read and the caller may append it."""
         try:
             one = wire.unpack(blob, Outgoing)
         except (Corrupt, NewerFormat) as error:
@@ -86,9 +106,7 @@ class Receiver:
                 f"{caller} may not append to {one.log} ({one.lane.name}) as {one.writer!r}, "
                 f"as entry {position} of its spool would"
             )
-        self._log_of(one.log).append(
-            one.blob, count=one.count, writer=one.writer, counter=one.counter, lane=one.lane, replays=one.replays
-        )
+        return one
 
 
 class Session:
@@ -127,8 +145,7 @@ class Session:
             raise Unavailable(f"{type(frame).__name__} from {self.caller} is not expected here")
         if self._next not in (None, frame.first):
             raise Unavailable(f"{self.caller} sent entry {frame.first} of its spool, expected {self._next}")
-        for position, blob in enumerate(frame.entries, frame.first):
-            self._receiver.append(self.caller, position, blob)
+        self._receiver.append_all(self.caller, frame.first, frame.entries)
         self._next = frame.first + len(frame.entries)
         return Ack(self._next)
 

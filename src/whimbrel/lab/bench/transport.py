@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from whimbrel.core.errors import SpoolFull, Unavailable
-from whimbrel.log import EmbeddedLog, Log, MemoryLog
+from whimbrel.log import Append, EmbeddedLog, Log, MemoryLog, append_all
 from whimbrel.log.large import LargeEntries
 from whimbrel.transport import OutgoingSpool, Receiver, RemoteLog
 from whimbrel.transport.certificates import Authority
@@ -159,11 +159,15 @@ class _Consumed:
         self._log = log
 
     def append(self, blob: bytes, **given: Any) -> int | None:
+        """Append one entry."""
+        return self.append_all([Append(blob, **given)])[0]
+
+    def append_all(self, appends: Sequence[Append]) -> list[int | None]:
         """Append, and trim what has been read."""
-        position = self._log.append(blob, **given)
-        if position is not None and position % KEPT == 0:
-            self._log.trim(position - KEPT)
-        return position
+        positions = append_all(self._log, appends)
+        if any(position is not None and position % KEPT == 0 for position in positions):
+            self._log.trim(self._log.tail() - KEPT)
+        return positions
 
 
 def serve(folder: Path, embedded: bool) -> None:
