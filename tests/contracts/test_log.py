@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tests.transport.places import Places
 from whimbrel.core.errors import Diverged, Refused, Stop, Trimmed
-from whimbrel.log import EmbeddedLog, Entry, Lane, Log, MemoryLog
+from whimbrel.log import Append, EmbeddedLog, Entry, Lane, Log, MemoryLog, append_all
 
 DATA, CONTROL = Lane.DATA, Lane.CONTROL
 
@@ -128,6 +128,29 @@ def test_entries_keep_the_order_of_their_appends(log: Log) -> None:
     assert log.append(b"\0\xff", count=1, writer="a", counter=5) == 2
     assert log.read(0) == [Entry(0, 3, b"x"), Entry(1, 0, b""), Entry(2, 1, b"\0\xff")]
     assert log.tail() == 3
+
+
+def test_several_appends_at_once_are_what_they_are_one_by_one(log: Log) -> None:
+    write(log, 1)
+    many = [
+        Append(b"a0", 1, "a", 0),
+        Append(b"a1", 2, "a", 1),
+        Append(b"b", 0, "b", 7, CONTROL),
+        Append(b"c", 1, "a", 2),
+    ]
+    assert append_all(log, many) == [None, 1, 0, 2]
+    assert append_all(log, many) == [None] * 4, "a repetition changes nothing"
+    assert append_all(log, []) == []
+    assert log.read(0) == [Entry(0, 1, b"a0"), Entry(1, 2, b"a1"), Entry(2, 1, b"c")]
+    assert log.read(0, lane=CONTROL) == [Entry(0, 0, b"b")]
+
+
+def test_of_several_appends_those_before_a_difference_are_appended(log: Log) -> None:
+    write(log, 1)
+    with pytest.raises(Diverged):
+        append_all(log, [Append(b"a1", 1, "a", 1), Append(b"other", 1, "a", 0), Append(b"a2", 1, "a", 2)])
+    assert [entry.blob for entry in log.read(0)] == [b"a0", b"a1"]
+    assert log.counter("a") == 1
 
 
 def test_a_repeated_append_changes_nothing(log: Log) -> None:

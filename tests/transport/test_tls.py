@@ -17,10 +17,11 @@ from whimbrel.core.errors import Refused, Unavailable
 from whimbrel.transport import Receiver
 from whimbrel.transport.certificates import Authority
 from whimbrel.transport.identity import Identity
+from whimbrel.transport.protocol import VERSION, Hello, Welcome, decode, encode
 from whimbrel.transport.sender import Sender
 from whimbrel.transport.server import ReceiverServer
-from whimbrel.transport.sockets import Dialer, EventLoop
-from whimbrel.transport.spool import ENTRY
+from whimbrel.transport.sockets import Dialer, EventLoop, SocketConnection
+from whimbrel.transport.spool import ENTRY, RECORDS, STATE
 from whimbrel.transport.threaded import ThreadedSender
 
 NOW = datetime.now(UTC)
@@ -284,10 +285,23 @@ def test_damaged_or_missing_files_are_named(loop: EventLoop, keys: Path, served:
     assert file in refused(loop, keys / "edge-1", served)
 
 
-def test_a_second_connection_of_a_place_replaces_the_first(loop: EventLoop, keys: Path, served: Served) -> None:
+def test_a_second_connection_of_a_place_replaces_the_first_of_its_class(
+    loop: EventLoop, keys: Path, served: Served
+) -> None:
     dial = dialer(loop, keys / "edge-1", served)
-    first = dial.connect(lambda: None)
-    second = dial.connect(lambda: None)
+
+    def greeted(kind: str) -> SocketConnection:
+        connection = dial.connect(lambda: None)
+        connection.send(encode(Hello(VERSION, "d1", "edge-1", "cloud", kind)))
+        answers: list[bytes] = []
+
+        def is_answered() -> bool:
+            answers.extend([answer] if (answer := connection.receive()) is not None else [])
+            return bool(answers)
+
+        until(is_answered, "an answer")
+        assert decode(answers[0]) == Welcome(VERSION, "cloud")
+        return connection
 
     def is_over() -> bool:
         try:
@@ -295,7 +309,11 @@ def test_a_second_connection_of_a_place_replaces_the_first(loop: EventLoop, keys
         except Unavailable:
             return True
 
+    first, other = greeted(RECORDS), greeted(STATE)
+    assert not is_over()
+    second = greeted(RECORDS)
     until(is_over, "the first one is closed")
     assert second.receive() is None
-    second.close()
-    first.close()
+    assert other.receive() is None
+    for connection in (first, second, other):
+        connection.close()

@@ -170,11 +170,12 @@ def transport(
     console = Console()
     runs = [measure(megabytes, entry, small, seed, embedded) for embedded in (True, False)]
     table = Table(title=f"appends of {entry:,} bytes, and small ones")
-    for column in ("logs", "incompressible, MB/s", "records, MB/s", "small append, median ms", "p99 ms"):
+    columns = ("logs", "incompressible, MB/s", "records, MB/s", "small append, median ms", "p99 ms")
+    for column in (*columns, "CPU, s/GB, sender", "receiver"):
         table.add_column(column, justify="left" if column == "logs" else "right")
     for run in runs:
-        rates, times = run["mb_per_s"], run["small_ms"]
-        cells = (rates["incompressible"], rates["records"], times["median"], times["p99"])
+        rates, times, cpu = run["mb_per_s"], run["small_ms"], run["cpu_s_per_gb"]
+        cells = (*(rates.values()), times["median"], times["p99"], *(cpu.values()))
         table.add_row(run["logs"], *(f"{cell:,.1f}" for cell in cells))
     console.print(table)
     if json is not None:

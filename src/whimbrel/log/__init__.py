@@ -3,8 +3,8 @@
 `MemoryLog` is for tests and the simulator, `EmbeddedLog` is the default: one SQLite file, nothing to install.
 """
 
-from whimbrel.log.contract import Appendable, Entry, Lane, Log
+from whimbrel.log.contract import Append, Appendable, Entry, Lane, Log, append_all
 from whimbrel.log.embedded import EmbeddedLog
 from whimbrel.log.memory import MemoryLog
 
-__all__ = ["Appendable", "EmbeddedLog", "Entry", "Lane", "Log", "MemoryLog"]
+__all__ = ["Append", "Appendable", "EmbeddedLog", "Entry", "Lane", "Log", "MemoryLog", "append_all"]

@@ -38,9 +38,11 @@ Rules for every backend (tests/contracts/test_log.py checks each backend against
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from whimbrel.core.errors import Diverged, Refused
 
@@ -58,6 +60,17 @@ class Entry(NamedTuple):
     position: int
     records: int
     blob: bytes
+
+
+class Append(msgspec.Struct, frozen=True):
+    """The arguments of one `append`."""
+
+    blob: bytes
+    count: int
+    writer: str
+    counter: int
+    lane: Lane = Lane.DATA
+    replays: bool = False
 
 
 class Appendable(Protocol):
@@ -81,6 +94,29 @@ class Writable(Appendable, Protocol):
 
     def writers(self, lane: Lane = Lane.DATA) -> dict[str, int]:
         """All writers that ever wrote to this lane, with the last counter of each."""
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A log that makes several appends for little more than the price of one. Use it through `append_all`."""
+
+    def append_all(self, appends: Sequence[Append]) -> list[int | None]:
+        """As `append` for each, in order."""
+
+
+def append_all(log: Appendable, appends: Sequence[Append]) -> list[int | None]:
+    """Append several entries, in order; return what each `append` returns.
+
+    If it raises, a prefix of them is appended: for `Diverged`, all before the one that differs. So repeat the whole.
+    """
+    if isinstance(log, Batching):
+        return log.append_all(appends)
+    return [
+        log.append(
+            one.blob, count=one.count, writer=one.writer, counter=one.counter, lane=one.lane, replays=one.replays
+        )
+        for one in appends
+    ]
 
 
 class Log(Writable, Protocol):

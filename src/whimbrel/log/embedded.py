@@ -1,6 +1,6 @@
 """The embedded log: one SQLite file, the default backend. No server, and several processes may open it at once.
 
-Every operation is one transaction: a writer holds the file's only write lock for the duration of one append, and
+Every operation is one transaction: a writer holds the file's only write lock for the duration of one call, and
 readers never wait for it (write-ahead logging). What an acknowledged append survives:
 
 - the death of any process, always;
@@ -21,13 +21,13 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
-from whimbrel.core.errors import Bug, Corrupt, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
-from whimbrel.log.contract import Entry, Lane, check_position, diverged, fitting
+from whimbrel.core.errors import Bug, Corrupt, Diverged, Full, NewerFormat, Refused, Trimmed, Unavailable, WhimbrelError
+from whimbrel.log.contract import Append, Entry, Lane, check_position, diverged, fitting
 from whimbrel.log.durability import sync
 from whimbrel.log.forks import FORKS
 from whimbrel.log.private import make_file, make_folder
@@ -85,26 +85,44 @@ class EmbeddedLog:
     def append(
         self, blob: bytes, *, count: int, writer: str, counter: int, lane: Lane = Lane.DATA, replays: bool = False
     ) -> int | None:
+        return self.append_all([Append(blob, count, writer, counter, lane, replays)])[0]
+
+    def append_all(self, appends: Sequence[Append]) -> list[int | None]:
+        """As `append` for each, in one transaction: one wait for the disk, if it is durable."""
+        positions: list[int | None] = []
+        difference: Diverged | None = None
+        with self._transaction("BEGIN IMMEDIATE") as db:
+            for one in appends:
+                try:
+                    positions.append(self._append(db, one))
+                except Diverged as error:  # those before it are committed
+                    difference = error
+                    break
+        if difference is not None:
+            raise difference
+        return positions
+
+    def _append(self, db: sqlite3.Connection, one: Append) -> int | None:
+        blob, count, writer, counter, lane = one.blob, one.count, one.writer, one.counter, one.lane
         if count < 0:
             raise Refused(f"an entry cannot hold {count} records")
         given = (count, crc32(blob))
-        with self._transaction("BEGIN IMMEDIATE") as db:
-            head, tail, records = _ruler(db, lane)
-            last = _counter(db, writer, lane)
-            if counter <= last:
-                taken = _taken(db, writer, counter, lane, head)
-                if taken != given and not (taken is None and replays):
-                    raise diverged(str(self.path), writer, counter, last, _described(taken), _described(given))
-                return None
-            db.execute(
-                "DELETE FROM entries WHERE rowid IN"
-                " (SELECT rowid FROM entries WHERE lane = ? AND position < ? ORDER BY position LIMIT ?)",
-                (lane, head, SWEEP),
-            )
-            entry = (lane, tail, records, *given, writer, counter, blob)
-            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
-            db.execute("UPDATE lanes SET tail = ?, records = ? WHERE lane = ?", (tail + 1, records + count, lane))
-            db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?, ?, ?, ?)", (lane, writer, counter, *given))
+        head, tail, records = _ruler(db, lane)
+        last = _counter(db, writer, lane)
+        if counter <= last:
+            taken = _taken(db, writer, counter, lane, head)
+            if taken != given and not (taken is None and one.replays):
+                raise diverged(str(self.path), writer, counter, last, _described(taken), _described(given))
+            return None
+        db.execute(
+            "DELETE FROM entries WHERE rowid IN"
+            " (SELECT rowid FROM entries WHERE lane = ? AND position < ? ORDER BY position LIMIT ?)",
+            (lane, head, SWEEP),
+        )
+        entry = (lane, tail, records, *given, writer, counter, blob)
+        db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
+        db.execute("UPDATE lanes SET tail = ?, records = ? WHERE lane = ?", (tail + 1, records + count, lane))
+        db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?, ?, ?, ?)", (lane, writer, counter, *given))
         return tail
 
     def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:

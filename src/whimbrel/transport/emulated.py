@@ -3,8 +3,9 @@
     send ──▶ on the line until the link has carried it ──▶ the real connection ──▶ receiver
     receive ◀── on the line back, likewise ◀────────────── its answers
 
-For the embedded run and for tests. A frame is one piece of the link: it arrives whole, once and in order. A cut breaks
-the connection, and lets no new one be made until it is mended.
+For the embedded run and for tests. A frame is one piece of the link: it arrives whole, once and in order. All
+connections through a link share its rate: a frame waits for those that were sent before it, whoever sent them. A cut
+breaks the connections, and lets no new one be made until it is mended.
 """
 
 from __future__ import annotations
@@ -28,19 +29,25 @@ class EmulatedLink:
         self._connect, self.is_cut = connect, False
         self.sent = 0
         """Bytes that have gone out, with retransmissions."""
-        self._open: _Emulated | None = None
+        self._open: list[_Emulated] = []
+        self._there, self._back = _Direction(), _Direction()
 
     def connect(self, wake: Callable[[], None]) -> Connection:
         """A connection through the link. Raises `Unavailable` while it is cut."""
         self.check()
-        self._open = _Emulated(self, self._connect(wake))
-        return self._open
+        inner = self._connect(wake)
+        self._open = [one for one in self._open if one.is_open]
+        if not self._open:  # what was on the way for closed connections is gone
+            self._there, self._back = _Direction(), _Direction()
+        self._open.append(_Emulated(self, inner, self._there, self._back))
+        return self._open[-1]
 
     def cut(self, is_cut: bool) -> None:
         """Cut the link, or mend it."""
         self.is_cut = is_cut
-        if is_cut and self._open is not None:
-            self._open.is_broken = True
+        if is_cut:
+            for one in self._open:
+                one.is_open = False
 
     def check(self) -> None:
         """Raise `Unavailable` while the link is cut."""
@@ -51,10 +58,10 @@ class EmulatedLink:
 class _Emulated:
     """One connection."""
 
-    def __init__(self, link: EmulatedLink, inner: Connection) -> None:
+    def __init__(self, link: EmulatedLink, inner: Connection, there: _Direction, back: _Direction) -> None:
         self._link, self._inner = link, inner
-        self.is_broken = False
-        self._there, self._back = _Way(link), _Way(link)
+        self.is_open = True
+        self._there, self._back = _Way(link, there), _Way(link, back)
 
     def send(self, frame: bytes) -> None:
         self._check()
@@ -82,26 +89,34 @@ class _Emulated:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def close(self) -> None:
+        self.is_open = False
         self._inner.close()
 
     def _check(self) -> None:
         self._link.check()
-        if self.is_broken:
+        if not self.is_open:
             raise Unavailable(f"the link {self._link.name} was cut")
 
 
-class _Way:
-    """The frames that are on one direction of the link, each with the moment of its arrival."""
+class _Direction:
+    """One direction of a link: the line that its connections share."""
 
-    def __init__(self, link: EmulatedLink) -> None:
-        self._link, self._line = link, Line()
+    def __init__(self) -> None:
+        self.line = Line()
+
+
+class _Way:
+    """The frames of one connection that are on one direction of the link, each with the moment of its arrival."""
+
+    def __init__(self, link: EmulatedLink, direction: _Direction) -> None:
+        self._link, self._direction = link, direction
         self.frames: deque[tuple[int, bytes]] = deque()
 
     def put(self, frame: bytes) -> int:
         link = self._link
-        self._line = link.link.send(len(frame), link.now_us(), self._line, link.random)
-        self.frames.append((self._line.arrives_us, frame))
-        return self._line.cost
+        line = self._direction.line = link.link.send(len(frame), link.now_us(), self._direction.line, link.random)
+        self.frames.append((line.arrives_us, frame))
+        return line.cost
 
     def take(self) -> bytes | None:
         if self.frames and self.frames[0][0] <= self._link.now_us():

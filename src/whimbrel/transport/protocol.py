@@ -1,4 +1,4 @@
-"""What two places say to each other over one connection: five frames, and how they become bytes.
+"""What two places say to each other over one connection: seven frames, and how they become bytes.
 
     sender                                   receiver
     Hello ───────────────────────────────▶   version, deployment and names agree?
@@ -6,9 +6,15 @@
     Batch(first, entries) ───────────────▶   appends them in order
     Batch ───────────────────────────────▶
           ◀────────────────────────────── Ack(position): every entry below it is durable
+    Piece(a part of a Batch) ────────────▶   keeps it
+          ◀────────────────────────────── Taken
+    Piece(the last part) ────────────────▶   as the whole Batch
+          ◀────────────────────────────── Ack
           ◀─────────────────────────────── Failed: nothing more is taken on this connection
 
 The sender does not wait for one Ack before the next Batch: several are in flight. Acknowledgements are cumulative.
+Each frame has one answer, in order. A sender that yields the link (window.py) sends large batches in pieces, so that
+records on another connection do not wait for a whole batch.
 After a `Failed`, or when the connection breaks, the sender begins a new one at the first entry without an Ack.
 
 Bytes of a frame: byte 0 says how the rest is encoded (0: MessagePack; 1: four bytes of length, then zstd of it).
@@ -29,7 +35,7 @@ from whimbrel.core.errors import Corrupt, Diverged, Refused, Retry, Unavailable,
 from whimbrel.core.names import Name
 from whimbrel.transport.spool import ENTRY
 
-VERSION = 1
+VERSION = 2
 """The version of this protocol. Only equal versions exchange batches."""
 BATCH = 1 << 20
 """Bytes of entries in a batch, unless one entry is larger."""
@@ -46,6 +52,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     deployment: str
     place: Name
     to: Name
+    kind: str = ""
+    """The class of the spool: a place has one connection for each."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -67,6 +75,18 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """Every entry below this position of the spool is durable at the receiver."""
 
     position: int
+
+
+class Piece(msgspec.Struct, frozen=True, tag="piece"):
+    """A part of the bytes of a `Batch`, in order."""
+
+    part: bytes
+    more: bool
+    """Whether another part follows."""
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """A piece has arrived that is not the last of its batch. Nothing of it is durable yet."""
 
 
 Kind = Literal["retry", "refused", "diverged"]
@@ -92,7 +112,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
         return kinds.get(self.kind, Unavailable)(f"{place} answers: {self.why}")
 
 
-Frame = Hello | Welcome | Batch | Ack | Failed
+Frame = Hello | Welcome | Batch | Piece | Taken | Ack | Failed
 
 PLAIN, ZSTD = 0, 1
 _HEAD = struct.Struct(">BI")

@@ -10,20 +10,34 @@ what is missing. Whichever session appends an entry first has appended, or found
 append of it is a repetition by writer and counter, which the log drops. That also holds for a session whose sender
 has given it up and that still has a batch in its hands.
 
-Bounded. A session holds one batch. It answers when the batch is appended, so that a slow disk slows the sender down,
-whose spool grows at the other place.
+Bounded. A session holds one batch, or the pieces of one. It answers when the batch is appended, so that a slow disk
+slows the sender down, whose spool grows at the other place.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Corrupt, NewerFormat, Refused, Retry, Unavailable
-from whimbrel.log.contract import Appendable, Lane
-from whimbrel.transport.protocol import VERSION, Ack, Batch, Failed, Frame, Hello, Welcome, decode, encode
-from whimbrel.transport.spool import Outgoing
+from whimbrel.log.contract import Append, Appendable, Lane, append_all
+from whimbrel.transport.protocol import (
+    FRAME,
+    VERSION,
+    Ack,
+    Batch,
+    Failed,
+    Frame,
+    Hello,
+    Piece,
+    Taken,
+    Welcome,
+    decode,
+    encode,
+)
+from whimbrel.transport.spool import KINDS, Outgoing
 
 LOGGER = logging.getLogger("whimbrel.transport")
 
@@ -58,10 +72,31 @@ class Receiver:
                 f"{caller} sends a spool of deployment {hello.deployment!r}, {self.place} belongs to "
                 f"{self.deployment!r}: nothing of it is taken"
             )
+        if hello.kind not in KINDS:
+            raise Refused(f"{caller} sends a spool of the unknown class {hello.kind!r}")
         return Welcome(VERSION, self.place)
 
-    def append(self, caller: str, position: int, blob: bytes) -> None:
-        """Append one entry of a caller's spool."""
+    def append_all(self, caller: str, first: int, blobs: Sequence[bytes]) -> None:
+        """Append consecutive entries of a caller's spool, those before the first that is refused in any case.
+
+        Runs of entries for the same log are appended together.
+        """
+        good: list[Outgoing] = []
+        refused: Refused | None = None
+        for position, blob in enumerate(blobs, first):
+            try:
+                good.append(self._checked(caller, position, blob))
+            except Refused as error:
+                refused = error
+                break
+        for name, run in groupby(good, lambda one: one.log):
+            appends = [Append(one.blob, one.count, one.writer, one.counter, one.lane, one.replays) for one in run]
+            append_all(self._log_of(name), appends)
+        if refused is not None:
+            raise refused
+
+    def _checked(self, caller: str, position: int, blob: bytes) -> Outgoing:
+        """One entry. Raises `Refused` unless it can be read and the caller may append it."""
         try:
             one = wire.unpack(blob, Outgoing)
         except (Corrupt, NewerFormat) as error:
@@ -71,9 +106,7 @@ class Receiver:
                 f"{caller} may not append to {one.log} ({one.lane.name}) as {one.writer!r}, "
                 f"as entry {position} of its spool would"
             )
-        self._log_of(one.log).append(
-            one.blob, count=one.count, writer=one.writer, counter=one.counter, lane=one.lane, replays=one.replays
-        )
+        return one
 
 
 class Session:
@@ -83,7 +116,9 @@ class Session:
         self._receiver, self.caller = receiver, caller
         self.is_over = False
         """Whether it takes no more frames: the network side closes the connection."""
-        self._is_greeted = False
+        self.kind: str | None = None
+        """The class of the spool that it carries; None: not greeted yet."""
+        self._pieces = bytearray()
         self._next: int | None = None
 
     def answer(self, frame: bytes) -> bytes:
@@ -100,15 +135,28 @@ class Session:
             return encode(Failed.of(error))
 
     def _take(self, frame: Frame) -> Frame:
-        if isinstance(frame, Hello) and not self._is_greeted:
+        if isinstance(frame, Hello) and self.kind is None:
             welcome = self._receiver.check(frame, self.caller)
-            self._is_greeted = True
+            self.kind = frame.kind
             return welcome
-        if not isinstance(frame, Batch) or not self._is_greeted:
+        if isinstance(frame, Piece) and self.kind is not None:
+            return self._assemble(frame)
+        if not isinstance(frame, Batch) or self.kind is None or self._pieces:
             raise Unavailable(f"{type(frame).__name__} from {self.caller} is not expected here")
         if self._next not in (None, frame.first):
             raise Unavailable(f"{self.caller} sent entry {frame.first} of its spool, expected {self._next}")
-        for position, blob in enumerate(frame.entries, frame.first):
-            self._receiver.append(self.caller, position, blob)
+        self._receiver.append_all(self.caller, frame.first, frame.entries)
         self._next = frame.first + len(frame.entries)
         return Ack(self._next)
+
+    def _assemble(self, piece: Piece) -> Frame:
+        if len(self._pieces) + len(piece.part) > FRAME + 64:
+            raise Unavailable(f"{self.caller} sent pieces of more than {FRAME:,} bytes")
+        self._pieces += piece.part
+        if piece.more:
+            return Taken()
+        whole, self._pieces = bytes(self._pieces), bytearray()
+        frame = decode(whole)
+        if not isinstance(frame, Batch):
+            raise Unavailable(f"{type(frame).__name__} from {self.caller} is not expected in pieces")
+        return self._take(frame)

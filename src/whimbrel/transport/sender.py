@@ -6,9 +6,10 @@
     Failed(refused, diverged) from either: stopped, for good; the spool keeps everything
 
 It sends the spool in order, at most `batch` bytes at a time (an entry may be larger), and does not wait for one
-acknowledgement before the next batch: up to `window` bytes or `BATCHES` batches are in flight, so that a link with a
-round trip of 40 ms is not idle. It does not keep what is in flight: after a failure it reads it from the spool again,
-from the first entry that is not acknowledged. Only what is acknowledged is trimmed.
+acknowledgement before the next batch: up to `window` bytes or `BATCHES` frames are in flight, so that a link with a
+round trip of 40 ms is not idle. A sender of state yields the link to others (window.py): its window adapts, and large
+batches go in pieces. It does not keep what is in flight: after a failure it reads it from the spool again, from the
+first entry that is not acknowledged. Only what is acknowledged is trimmed.
 """
 
 from __future__ import annotations
@@ -22,21 +23,37 @@ from typing import NamedTuple
 from whimbrel.core.errors import Corrupt, Retry, Unavailable, WhimbrelError
 from whimbrel.log.backoff import Backoff, HeldUp
 from whimbrel.transport.connection import Connect, Connection
-from whimbrel.transport.protocol import BATCH, VERSION, Ack, Batch, Compressor, Failed, Hello, Welcome, decode, encode
-from whimbrel.transport.spool import OutgoingSpool
+from whimbrel.transport.protocol import (
+    BATCH,
+    VERSION,
+    Ack,
+    Batch,
+    Compressor,
+    Failed,
+    Hello,
+    Piece,
+    Taken,
+    Welcome,
+    decode,
+    encode,
+)
+from whimbrel.transport.spool import STATE, OutgoingSpool
+from whimbrel.transport.window import WINDOW, FixedWindow, Window, YieldingWindow
 
 LOGGER = logging.getLogger("whimbrel.transport")
-WINDOW = 16 << 20
-"""Bytes in flight: 400 MB/s over a round trip of 40 ms."""
 BATCHES = 64
-"""Batches in flight. Small appends that come in faster than they are acknowledged share batches beyond it."""
+"""Frames in flight. Small appends that come in faster than they are acknowledged share batches beyond it."""
 FIRST, MOST = 0.2, 15.0
 """Seconds until the next connection after a failure: at first, and at most."""
 
 
 class _Sent(NamedTuple):
     end: int
+    """The spool's entries below it have been sent whole."""
     size: int
+    at_us: int
+    more: bool = False
+    """Whether it is a piece of a batch, and not the last."""
 
 
 class Sender:
@@ -50,9 +67,14 @@ class Sender:
         *,
         window: int = WINDOW,
         batch: int = BATCH,
+        yields: bool | None = None,
     ) -> None:
-        """`wake` is called, from any thread, when `step` has something to do."""
-        self.spool, self._connect, self._wake, self._window, self._batch = spool, connect, wake, window, batch
+        """`wake` is called, from any thread, when `step` has something to do.
+
+        `window`: bytes in flight, at most. `yields`: whether it leaves the link to others; None: if it sends state.
+        """
+        self.spool, self._connect, self._wake, self._most, self._batch = spool, connect, wake, window, batch
+        self._yields = spool.owner.kind == STATE if yields is None else yields
         self.there = spool.owner.there
         self.error: WhimbrelError | None = None
         """Why it has stopped for good."""
@@ -73,6 +95,8 @@ class Sender:
         self._acknowledged = self._next = self.spool.head()
         self._in_flight: deque[_Sent] = deque()
         self._bytes = 0
+        self._window: Window = YieldingWindow(self._most) if self._yields else FixedWindow(self._most)
+        self._rest, self._rest_end = memoryview(b""), 0
 
     # ── Status ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,6 +109,11 @@ class Sender:
     def in_flight(self) -> int:
         """Bytes that have been sent and not been acknowledged."""
         return self._bytes
+
+    @property
+    def window(self) -> int:
+        """Bytes that may be in flight now."""
+        return self._window.size
 
     def held_up(self) -> HeldUp | None:
         """Why nothing is sent now, if it is tried again later."""
@@ -124,7 +153,7 @@ class Sender:
         self._forget()
         connection = self._connection = self._connect(self._wake)
         owner = self.spool.owner
-        connection.send(encode(Hello(VERSION, owner.deployment, owner.here, owner.there)))
+        connection.send(encode(Hello(VERSION, owner.deployment, owner.here, owner.there, owner.kind)))
         return connection
 
     def _explained(self, error: WhimbrelError) -> WhimbrelError:
@@ -143,7 +172,7 @@ class Sender:
             with suppress(Retry):
                 connection.close()
         self._in_flight.clear()
-        self._bytes = 0
+        self._bytes, self._rest = 0, memoryview(b"")
 
     def _take(self, connection: Connection) -> None:
         """Take the answers that have arrived; then trim what they acknowledge, once."""
@@ -159,6 +188,8 @@ class Sender:
                 self._is_welcome = True
             elif isinstance(frame, Ack) and self._acknowledged < frame.position <= self._next:
                 self._acknowledge(frame.position)
+            elif isinstance(frame, Taken) and self._in_flight and self._in_flight[0].more:
+                self._answered()
             else:
                 raise Unavailable(f"{self.there} sent {frame}, which does not fit: sent is all below {self._next}")
         if self._acknowledged > before:
@@ -169,18 +200,39 @@ class Sender:
 
     def _acknowledge(self, position: int) -> None:
         self._acknowledged = position
-        while self._in_flight and self._in_flight[0].end <= position:
-            self._bytes -= self._in_flight.popleft().size
+        # A piece of the batch that begins at `position` is not meant: it has an answer of its own.
+        while self._in_flight and self._in_flight[0].end + self._in_flight[0].more <= position:
+            self._answered()
+
+    def _answered(self) -> None:
+        """The first frame in flight has its answer."""
+        sent = self._in_flight.popleft()
+        self._window.answered(sent.size, self._now_us - sent.at_us, self._bytes, self._now_us)
+        self._bytes -= sent.size
 
     def _fill(self, connection: Connection) -> None:
-        """Send batches until the window is full or the spool is empty."""
-        while self._is_welcome and len(self._in_flight) < BATCHES and self._bytes < self._window:
-            entries = self.spool.entries(self._next, self._batch)
-            if not entries:
+        """Send frames until the window is full or the spool is empty."""
+        while self._is_welcome and len(self._in_flight) < BATCHES and self._bytes < self._window.size:
+            if (found := self._frame()) is None:
                 return
-            frame = self._compressor.encode(Batch(self._next, entries))
+            frame, end = found
             connection.send(frame)
             self.sent += len(frame)
-            self._next += len(entries)
-            self._in_flight.append(_Sent(self._next, len(frame)))
+            self._in_flight.append(_Sent(end, len(frame), self._now_us, more=end == self._next))
+            self._next = end
             self._bytes += len(frame)
+
+    def _frame(self) -> tuple[bytes, int] | None:
+        """The next frame, and up to which position entries are sent with it: a batch, or a piece of one."""
+        piece = self._window.piece
+        if not self._rest:
+            entries = self.spool.entries(self._next, self._batch)
+            if not entries:
+                return None
+            whole, end = self._compressor.encode(Batch(self._next, entries)), self._next + len(entries)
+            if piece is None or len(whole) <= piece:
+                return whole, end
+            self._rest, self._rest_end = memoryview(whole), end
+        part, self._rest = self._rest[:piece], self._rest[piece:]
+        more = len(self._rest) > 0
+        return encode(Piece(bytes(part), more)), self._next if more else self._rest_end

@@ -1,6 +1,9 @@
 """The port of a receiver: TLS connections of other places, each passed frame by frame to a session.
 
-    accepted ──TLS handshake──▶ verified ──not revoked, one per place──▶ session: frame in, answer out
+    accepted ──TLS handshake──▶ verified ──not revoked──▶ session: frame in, answer out
+
+A place has one connection for each class of what it sends: a new one ends the one before it, which its sender has
+given up.
 
 Appending happens in threads beside the event loop: while a session appends one batch, the next one arrives. No more
 than `QUEUE` frames wait for a session; then the socket is not read, and the sender's `send` blocks.
@@ -43,7 +46,7 @@ class ReceiverServer:
         identity.peer(ssl.PEM_cert_to_DER_cert(identity.certificate.read_text()), receiver.place)
         self._loop, self._receiver, self._identity = loop, receiver, identity
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"receiver at {receiver.place}")
-        self._open: dict[str, ServerConnection] = {}
+        self._open: dict[tuple[str, str], ServerConnection] = {}
         context = identity.server()
         context.sslobject_class = _Reporting
         try:
@@ -93,11 +96,8 @@ class ReceiverServer:
     async def _converse(self, connection: ServerConnection) -> None:
         certificate, files = shown(connection.transport), self._identity.changed()
         caller = self._identity.peer(certificate)
-        before = self._open.get(caller)
-        self._open[caller] = connection
-        if before is not None:  # its sender has given it up: a place has one connection
-            before.transport.abort()
-        session = self._receiver.session(caller)
+        session, slot = self._receiver.session(caller), None
+        waiting = asyncio.get_running_loop().call_later(OPEN, connection.transport.abort)
         try:
             async for frame in connection:
                 if (now := self._identity.changed()) != files:  # it may have been revoked meanwhile
@@ -108,9 +108,20 @@ class ReceiverServer:
                 await connection.send(await answer)
                 if session.is_over:
                     return
+                if slot is None and session.kind is not None:
+                    waiting.cancel()
+                    slot = (caller, session.kind)
+                    self._replace(slot, connection)
         finally:
-            if self._open.get(caller) is connection:
-                del self._open[caller]
+            waiting.cancel()
+            if slot is not None and self._open.get(slot) is connection:
+                del self._open[slot]
+
+    def _replace(self, slot: tuple[str, str], connection: ServerConnection) -> None:
+        before = self._open.get(slot)
+        self._open[slot] = connection
+        if before is not None:
+            before.transport.abort()
 
     def close(self) -> None:
         """Stop listening, end all connections, and wait for the appends in progress."""

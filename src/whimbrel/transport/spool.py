@@ -4,11 +4,12 @@
                            ▲                                 │
                            └──────── trimmed up to ◀── acknowledged
 
-One spool per destination: one order for everything that goes there. It lies in a log, so several processes of a place
-may append to it. Its counts are bytes: the backlog of the spool is what is still to be sent.
+One spool per destination and class (`RECORDS`, `STATE`): one order for everything that goes there in that class. It
+lies in a log, so several processes of a place may append to it. Its counts are bytes: the backlog of the spool is what
+is still to be sent.
 
     DATA lane       appends, in the order in which the other place will make them
-    CONTROL lane    one entry: to which deployment, from which place, to which place the spool belongs
+    CONTROL lane    one entry: the spool's deployment, from which place it goes to which, and its class
 
 An entry in the log is an `Outgoing`, or the name of the file that has it (large.py): the first byte says which.
 
@@ -43,6 +44,11 @@ LIMIT = 4 << 30
 ENTRY = 16 << 20
 """Maximum bytes of one append: a receiver must have room for it in memory."""
 MiB = 1 << 20
+RECORDS, STATE = "records", "state"
+"""The two classes of what goes to a place, each with a spool, a sender and a connection of its own: records, which are
+urgent, and the state of keys, which is large. Neither waits for the other, and state yields the link to records."""
+KINDS = ("", RECORDS, STATE)
+"""`""`: one spool for everything."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True):
@@ -68,15 +74,18 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 INLINE, FILE = b"\0", b"\1"
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """To whom a spool belongs."""
 
     deployment: str
     here: str
     there: str
+    kind: str = ""
+    """The class of what it carries, one of `KINDS`."""
 
     def __str__(self) -> str:
-        return f"deployment {self.deployment!r}, from {self.here} to {self.there}"
+        what = f", {self.kind}" if self.kind else ""
+        return f"deployment {self.deployment!r}, from {self.here} to {self.there}{what}"
 
 
 class OutgoingSpool:
@@ -89,6 +98,8 @@ class OutgoingSpool:
         """
         check_name("place", owner.here)
         check_name("place", owner.there)
+        if owner.kind not in KINDS:
+            raise Refused(f"a spool carries {RECORDS!r}, {STATE!r}, or everything (''), not {owner.kind!r}")
         self.log, self.owner, self.limit = log, owner, limit
         self.appended = threading.Event()
         """Set by each append through this object: it wakes the sender's thread."""

@@ -19,8 +19,9 @@ LOOK = 0.05
 class ThreadedSender:
     """Runs a sender from `start` to `stop`."""
 
-    def __init__(self, spool: OutgoingSpool, connect: Connect) -> None:
-        self.sender = Sender(spool, connect, spool.appended.set)
+    def __init__(self, spool: OutgoingSpool, connect: Connect, *, yields: bool | None = None) -> None:
+        """`yields`: whether it leaves the link to others; None: if it sends state."""
+        self.sender = Sender(spool, connect, spool.appended.set, yields=yields)
         self.error: Exception | None = None
         """Why it has ended by itself."""
         self._stopping = threading.Event()
