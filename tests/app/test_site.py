@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.app.waiting import until
 from whimbrel.core.errors import Unavailable
 from whimbrel.core.link import IDEAL
 from whimbrel.log import MemoryLog
 from whimbrel.site.links import Links, SpoolFolder
-from whimbrel.site.site import Site
+from whimbrel.site.site import CHECKS, STARTS, Site
 from whimbrel.spark.checkpoint import Checkpoint
 
 
@@ -116,3 +117,40 @@ def test_the_watch_starts_nothing_that_a_start_waits_for(tmp_path: Path, monkeyp
         assert made == ["s-1"], "one host over one checkpoint"
     finally:
         site.close()
+
+
+def test_a_host_that_cannot_be_started_again_needs_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whimbrel.site.site.PERIOD", 0.01)
+    monkeypatch.setattr("whimbrel.site.site.LONGEST", 0.01)
+    monkeypatch.setattr("whimbrel.log.backoff.FIRST", 0.01)
+    made: list[str] = []
+
+    class Full(Dying):
+        exception = OSError(28, "No space left on device")
+
+    def make(instance: str, checkpoint: Path) -> Any:
+        made.append(instance)
+        if len(made) > 1:
+            raise RuntimeError("a query of that name is active")
+        return Full()
+
+    site = Site("cloud", tmp_path / "cloud", make, Checkpoint, nowhere(tmp_path))
+    site.start("s-1", wait=False)
+    site.check()
+    site.open()
+    try:
+        until(lambda: len(made) > STARTS, "it is tried again and again")
+        with pytest.raises(Unavailable, match=r"s-1 at cloud could not be started .* a query of that name is active"):
+            until(site.check, "it needs a new process")
+    finally:
+        site.close()
+
+
+def test_a_site_whose_watch_does_not_return_needs_a_new_process(tmp_path: Path) -> None:
+    site = Site("cloud", tmp_path / "cloud", never, Checkpoint, nowhere(tmp_path))
+    for _ in range(CHECKS):
+        site.check()
+    with pytest.raises(Unavailable, match="the watch of site cloud does not return"):
+        site.check()

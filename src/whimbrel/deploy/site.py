@@ -83,6 +83,7 @@ class SiteProcess:
     def _beat(self) -> None:
         try:
             self.engine.check()
+            self.site.check()
             status = self.site.status()
         except Retry as error:
             raise RuntimeError("the status of the site cannot be determined") from error

@@ -55,6 +55,10 @@ PAST = 10_000
 """Maximum number of batch times of ended hosts that are stored."""
 CALM = 60.0
 """Seconds after which a host restarted on a disk with space counts as recovered, even if it had no batch to run."""
+STARTS = 10
+"""A host whose start fails this often in a row, though the disk has space, needs a new process."""
+CHECKS = 180
+"""As does a site whose watch has not looked around between so many checks."""
 
 
 @dataclass
@@ -65,6 +69,8 @@ class Tries:
     why: str
     runs: bool = True
     begun: float = 0.0
+    unstarted: int = 0
+    """How many of the last starts failed by themselves, for another reason than a full disk."""
 
 
 class Site:
@@ -99,6 +105,8 @@ class Site:
         self._deaths: dict[str, list[float]] = {}
         self._awaited: set[str] = set()
         self._past: deque[float] = deque(maxlen=PAST)
+        self._unseen = 0
+        """The number of checks since the watch last looked around: time may have stood still for this process."""
         self._changing = threading.RLock()
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._watch_all, name=f"site-{name}", daemon=True)
@@ -253,8 +261,18 @@ class Site:
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def check(self) -> None:
+        """Raise `Unavailable` if only a new process can restart a host. To be called once a second."""
+        self._unseen += 1
+        if self._unseen > CHECKS:
+            raise Unavailable(f"the watch of site {self.name} does not return")
+        for instance, tries in list(self._tries.items()):
+            if tries.unstarted >= STARTS:
+                raise Unavailable(f"{instance} at {self.name} could not be started {STARTS} times: {tries.why}")
+
     def _watch_all(self) -> None:
         while not self._closing.wait(PERIOD):
+            self._unseen = 0
             try:
                 self._look_at_disk()
                 for instance in list(self.hosts):
@@ -317,13 +335,16 @@ class Site:
             tries.runs = False
             tries.backoff.failed(error)
         elif tries.backoff.is_due and self._low is None:
-            tries.runs, tries.begun = True, now
+            tries.begun = now
             try:
                 self._run(instance)
-            except Retry as again:
-                tries.why = _gist(again)
+                tries.runs, tries.unstarted = True, 0
             except Stop as stop:
                 self._set_stale(instance, stop)
+            except Exception as again:
+                tries.why = _gist(again)
+                tries.unstarted = 0 if is_full(again) else tries.unstarted + 1
+                tries.backoff.failed(again)
 
     def _set_stale(self, instance: str, error: Exception) -> None:
         """Report an instance that is not restarted automatically."""
@@ -373,7 +394,7 @@ class Site:
 def _gist(error: Exception) -> str:
     """The line of an error that mentions the disk."""
     lines = [line.strip() for line in str(error).splitlines() if any(sign in line for sign in SIGNS)]
-    return min(lines, key=len, default=type(error).__name__)[:200]
+    return min(lines, key=len, default=described(error) or "")[:200]
 
 
 def _status(host: Host) -> InstanceStatus:
