@@ -204,6 +204,27 @@ def test_what_a_dead_site_had_goes_on_elsewhere_and_the_dead_may_come_back(house
     assert house.owner() == {"sum-1"}
 
 
+def test_an_instance_that_lost_its_checkpoint_does_not_take_what_an_undone_move_sent_it(house: House) -> None:
+    """It has forgotten the BEGIN of the move; what its router sent to both ends is not its own."""
+    house.send()
+    house.batch("sum-1")
+    handle = house.control.orders.migrate("sum", to="edge-1", protocol="live")
+    until(lambda: house.logs.inbox("sum-2").tail(), "BEGIN is there")
+    house.batch("sum-2")
+    house.send(10)
+    handle.abort()
+    anew = Hand(house.logs, "sum-2")
+    anew.batches = house.hands["sum-2"].batches  # where it was; the states of its parts are gone
+    house.hands["sum-2"] = anew
+    house.send(100)
+    house.control.chores.renew("sum-2")
+    house.batch("sum-2")
+    until(lambda: house.is_exact() and handle.migrations[0].is_over, "every result once")
+    assert house.run(house.control.orders.migrate("sum", to="edge-1", protocol="live")).phase == "done"
+    house.send(1000)
+    until(house.is_exact, "every result once")
+
+
 def test_an_older_checkpoint_takes_longer_and_gives_the_same(house: House) -> None:
     house.send()
     first = house.save()

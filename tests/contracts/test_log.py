@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.transport.places import Places
 from whimbrel.core.errors import Diverged, Refused, Stop, Trimmed
 from whimbrel.log import Append, EmbeddedLog, Entry, Lane, Log, MemoryLog, append_all
+from whimbrel.log.readers import beginning, end_of
 
 DATA, CONTROL = Lane.DATA, Lane.CONTROL
 
@@ -277,6 +278,23 @@ def test_within_takes_what_fits_and_at_least_one_entry(log: Log) -> None:
     log.trim(2)
     with pytest.raises(Trimmed):
         log.within(1, 99)
+
+
+def test_a_start_without_state_reads_what_is_in_the_control_lane_before_any_data(log: Log) -> None:
+    for counter in range(3):
+        log.append(b"x" * 10, count=1, writer="w", counter=counter)
+        log.append(b"x" * 10, count=1, writer="w", counter=counter, lane=CONTROL)
+    log.trim(1)
+    assert (start := beginning(log)) == {"data": 1, "control": 0, "ahead": 3}
+    assert (some := end_of(log, start, 1, 20)) == {"data": 1, "control": 2, "ahead": 3}
+    log.append(b"y" * 10, count=1, writer="w", counter=3, lane=CONTROL)
+    assert (rest := end_of(log, some, 1, 10)) == {"data": 2, "control": 3}
+    assert end_of(log, rest, 9, 1) == {"data": 3, "control": 4}, "what comes later does not wait for each other"
+
+
+def test_a_start_with_an_empty_control_lane_reads_data_at_once(log: Log) -> None:
+    log.append(b"x", count=1, writer="w", counter=0)
+    assert beginning(log) == {"data": 0, "control": 0}
 
 
 def test_advance_takes_what_fits_and_at_least_one_entry(log: Log) -> None:

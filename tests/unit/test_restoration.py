@@ -28,7 +28,7 @@ from whimbrel.core.increments import Version, VersionChunk
 from whimbrel.core.keys import bin_of
 from whimbrel.core.options import RestoreOptions
 from whimbrel.core.record import Kind, Message, Move, Parcel, Record
-from whimbrel.core.restoration import loads
+from whimbrel.core.restoration import Renewal, loads
 
 
 def restoring(*keys: str, **more: Any) -> Move:
@@ -247,3 +247,59 @@ def test_a_move_that_was_open_when_a_restoration_was_ordered_goes_on() -> None:
         [parcel(move("j", id="m1/6"), {"j": key_state(1, "v")}), parcel(move("j", id="m20"), {"j": key_state(1, "v")})]
     )
     assert b.moves.open == ["m1/7", "m20"], "what is over stays so, and a later order is none of it"
+
+
+# ── Who starts without its state ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def renewal(floor: int, *undoing: Move, spared: str = "") -> Record:
+    told = Renewal(floor, frozenset(spared.split()), list(undoing))
+    return delivered(Message("b", Kind.RENEW, -1, wire.canonical(told)))
+
+
+def test_records_routed_to_both_ends_of_an_undone_move_are_not_the_new_lifes() -> None:
+    b, m = part("b"), move("k", epoch=1, routers="rq")
+    b.apply([renewal(2, m, spared="m1")])
+    assert told(b.apply([data("k", 1, "x"), data("own", 2, "y")])) == [("own", "y")]
+    b = reloaded(b)
+    assert notices(b.apply([mark(Kind.ABORT, m, 3)])) == []
+    assert told(b.apply([data("k", 4, "x", src="q")])) == [], "the other router has not aborted"
+    assert notices(b.apply([mark(Kind.ABORT, m, 5, src="q")])) == ["Aborted"]
+    assert told(b.apply([data("k", 6, "new", epoch=1)])) == [("k", "new")], "a later move has brought it"
+    assert not b.moves.undone
+
+
+def test_an_abort_that_was_read_before_the_loss_is_known_by_the_next_move_of_the_keys() -> None:
+    b, m, later = part("b"), move("k", epoch=1), move("k", id="m2", epoch=2)
+    b.apply([renewal(2, m, spared="m1")])
+    b.apply([mark(Kind.BEGIN, later, 1)])
+    assert (b.moves.undone, b.moves.coming_with("m2") is not None) == ({}, True)
+
+
+def test_messages_of_moves_that_the_new_life_cannot_know_are_void() -> None:
+    b, over, undone = part("b"), move("k", id="m1"), move("l", id="m2")
+    b.apply([parcel(over, {"k": key_state(1, "k")}), parcel(undone, {"l": key_state(1, "l")})])
+    b.apply([renewal(3, undone, spared="m2")])
+    assert (b.table.entries, b.moves.open) == ({}, [])
+    b.apply([parcel(over, {"k": key_state(1, "k")}), parcel(undone, {"l": key_state(1, "l")})])
+    assert (b.table.entries, b.moves.open) == ({}, [])
+
+
+def test_an_open_move_of_which_only_states_came_is_turned_down() -> None:
+    b, m = part("b"), move("k")
+    b.apply([parcel(m, {"k": key_state(1, "k")})])
+    out = b.apply([renewal(2, spared="m1")])
+    assert (notices(out), b.table.entries) == (["Rejected"], {})
+
+
+def test_a_renewal_that_is_repeated_drops_nothing() -> None:
+    b = part("b")
+    b.apply([renewal(2), data("k", 1, "x")])
+    b.apply([renewal(2)])
+    assert told(b.apply([data("k", 2, "y")])) == [("k", "x y")]
+
+
+def test_a_hint_without_a_role_changes_nothing() -> None:
+    a = part()
+    a.apply([delivered(Message("a", Kind.HINT, -1, wire.pack(("m1", ["k"]))))])
+    assert a.moves.open == []

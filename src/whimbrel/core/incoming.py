@@ -40,7 +40,7 @@ def take(instance: Instance, record: Record, out: Emissions) -> None:
     try:
         message = wire.unpack(record.body, MESSAGES[record.kind])
         id, copies = message.move, record.kind in COPIES
-        if instance.is_off(id) or (copies and id not in moves.standbys):
+        if instance.is_off(id) or id in moves.undone or (copies and id not in moves.standbys):
             return
         role: Taking = moves.standbys[id] if copies else moves.coming_with(id) or arrival_of(instance, id, out)
         if record.kind != Kind.REPLICA or message.pieces > 1:

@@ -32,7 +32,7 @@ from whimbrel.core.moves import Coming, Leaving, Moves
 from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import Barrier, Emissions, Fetch, Kind, Message, Move, Record
 from whimbrel.core.replica import Replication, Standby
-from whimbrel.core.restoration import Restoration, evict
+from whimbrel.core.restoration import Renewal, Restoration, evict
 from whimbrel.core.router import move_in
 from whimbrel.core.serving import Serving
 from whimbrel.core.switch import SwitchIn, SwitchOut
@@ -166,6 +166,8 @@ class Instance:
         moves = self.moves
         if moves.evictions and any(eviction.drops(record) for eviction in moves.evictions.values()):
             return
+        if moves.undone and any(undone.drops(record) for undone in moves.undone.values()):
+            return
         for role in moves.coming():
             if role.takes(record.key):
                 role.follow(self, record, out)
@@ -176,9 +178,14 @@ class Instance:
             self.serving.serve(record, out)
 
     def _mark(self, record: Record, out: Emissions) -> None:
-        move = move_in(record.body)
+        move, kind = move_in(record.body), Kind(record.kind)
+        if self.moves.undone:
+            self._moved = True
+            over = [id for id, undone in self.moves.undone.items() if undone.mark(kind, move, record.src)]
+            for id in over:
+                del self.moves.undone[id]
         if not self.moves.has_ended(move.id):
-            self._role(move, out).mark(self, Kind(record.kind), record, out)
+            self._role(move, out).mark(self, kind, record, out)
 
     def _switch(self, record: Record, out: Emissions) -> None:
         move = move_in(record.body)
@@ -214,9 +221,8 @@ class Instance:
 
     def _hint(self, record: Record, out: Emissions) -> None:
         id, keys = wire.unpack(record.body, tuple[str, list[str]])
-        if self.is_off(id):
-            return
-        self.moves.switches_out[id].hint(self, keys)
+        if id in self.moves.switches_out and not self.is_off(id):  # else all keys have left, or are lost
+            self.moves.switches_out[id].hint(self, keys)
 
     def _fetch(self, record: Record, out: Emissions) -> None:
         try:
@@ -254,6 +260,10 @@ class Instance:
         self._moved = True
         self.moves.aborted.discard(wire.unpack(record.body, str))
 
+    def _renew(self, record: Record, out: Emissions) -> None:
+        self._moved = True
+        wire.unpack(record.body, Renewal).apply(self, out)
+
     def _wake_up(self, record: Record, out: Emissions) -> None:
         """A WAKE without a body comes from the host at its start. The host may run another version, so refused messages
         are retried. Here and not while loading: a batch repeated after a restart must do what it did before."""
@@ -280,7 +290,8 @@ class Instance:
         move = move_in(record.body)
         known = self.moves.restorations.get(move.id)
         is_over = move.epoch <= max(self.epochs.values(move.selection), default=0)
-        if is_over or self.moves.has_ended(move.id) or (known is not None and known.ready):
+        is_off = self.moves.has_ended(move.id) or move.id in self.moves.undone
+        if is_over or is_off or (known is not None and known.ready):
             return
         self._moved = True
         evict(self, move)
@@ -307,6 +318,7 @@ class Instance:
         Kind.BARRIER: _save,
         Kind.DISCARD: _discard,
         Kind.RESTORE: _restore_keys,
+        Kind.RENEW: _renew,
     }
 
     # ── Moves: what departures and arrivals use ──────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ instance is lost from the beginning of the first attempt until it has come back 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Conflict, Refused, UnknownName
@@ -15,6 +15,7 @@ from whimbrel.core.protocols import PROTOCOLS, check_options, machine
 from whimbrel.core.protocols.machine import ABORTED, DONE, ORDERED, Abandoned, Event, Migration
 from whimbrel.core.protocols.restore import RESTORE
 from whimbrel.core.record import Aborted, Evicted, Move
+from whimbrel.core.restoration import Renewal
 
 if TYPE_CHECKING:
     from whimbrel.core.coordinator import Coordinator
@@ -77,7 +78,7 @@ class Losses:
             options=RestoreOptions(
                 ends=frozenset({*(other.move.id for other in ends), *(id for move in before for id in move.ends)}),
                 parties=frozenset({lost, *_parties(ends), *(name for move in before for name in move.parties)}),
-                floor=max(map(number_of, coordinator.migrations), default=-1) + 1,
+                floor=_next_number(coordinator.migrations),
                 open=frozenset(coordinator.open).difference(other.move.id for other in ends),
             ),
             **options,
@@ -138,6 +139,12 @@ class Losses:
         rule = PROTOCOLS[migration.move.protocol].table.get((migration.phase, Abandoned))
         return migration.move.destination == instance and rule is machine.stay and not _is_undoing(migration)
 
+    def renewal(self, instance: str) -> Renewal:
+        """What an instance must know that starts without its state."""
+        known, open_ones = self._coordinator.migrations, self._coordinator.open
+        undoing = [one.move for one in open_ones.values() if one.move.destination == instance and _is_undoing(one)]
+        return Renewal(_next_number(known), frozenset(open_ones), undoing)
+
     def _last_attempts(self) -> dict[str, Migration]:
         """By lost instance: the last restoration that has begun."""
         return {lost: one for lost, found in list(self.attempts.items()) for one in found if one.has_begun}
@@ -190,6 +197,11 @@ def _is_ended(migration: Migration, restoration: Move) -> bool:
     """Whether a restoration ends a migration, or prevents that it begins."""
     ends = {migration.move.source, migration.move.destination}
     return migration.move.id in restoration.ends or (not migration.has_begun and restoration.source in ends)
+
+
+def _next_number(ids: Iterable[str]) -> int:
+    """A number above those of some migrations."""
+    return max(map(number_of, ids), default=-1) + 1
 
 
 def _parties(migrations: Sequence[Migration]) -> set[str]:

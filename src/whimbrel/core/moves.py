@@ -21,7 +21,7 @@ from whimbrel.core.options import RestoreOptions, number_of
 from whimbrel.core.parcels import Parcels
 from whimbrel.core.record import Emissions, Kind, Move, Parcel, Record, Shipped
 from whimbrel.core.replica import Replication, Standby
-from whimbrel.core.restoration import Eviction, Restoration
+from whimbrel.core.restoration import Eviction, Restoration, Undone
 from whimbrel.core.switch import SwitchIn, SwitchOut
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ class Moves(msgspec.Struct, omit_defaults=True):
     evictions: dict[str, Eviction] = {}
     evicted: set[str] = set()
     """Restorations whose DISCARD has come from every router. Only while `has_ended` does not know it otherwise."""
+    undone: dict[str, Undone] = {}
+    """Moves to this part that are being undone, which it does not know because its state was lost."""
+    renewed: bool = False
+    """Whether this part has started without its state, and knows it."""
     ended: set[str] = set()
     """Moves that a restoration has ended: a zombie may send messages of them at any time. Likewise."""
     floor: int = 0
@@ -166,11 +170,16 @@ class Moves(msgspec.Struct, omit_defaults=True):
 
     def has_ended(self, id: str) -> bool:
         """Whether messages of a move have no effect here: it is over, and this part has no role in it."""
-        if id in self.ended:
-            return True
-        roles = (self.departures, self.switches_out, self.arrivals, self.switches_in, self.restorations)
-        known = any(id in place for place in (*roles, self.replications, self.standbys))
-        return not known and id not in self.spared and number_of(id) < self.floor
+        return id in self.ended or (self.is_past(id) and id not in self.known)
+
+    def is_past(self, id: str) -> bool:
+        """Whether a move was over when the last restoration was ordered, or this part started without its state."""
+        return id not in self.spared and number_of(id) < self.floor
+
+    @property
+    def known(self) -> list[str]:
+        """The moves in which this part has a role."""
+        return [*self.open, *self.replications, *self.standbys]
 
     def forget_ended(self, move: Move) -> None:
         """Forget single moves that ended before a restoration was ordered: its `floor` stands for all of them.
@@ -207,6 +216,7 @@ class Moves(msgspec.Struct, omit_defaults=True):
             or self.switches_in
             or self.restorations
             or self.evictions
+            or self.undone
             or (self.switches_out and any(role.closed for role in self.switches_out.values()))
         )
 

@@ -60,6 +60,8 @@ class Kind(IntEnum):
     """A restoration takes keys away from their holders: the receiver's state of them is void."""
     RESTORE = 20
     """Keys will be loaded from the central store."""
+    RENEW = 21
+    """The receiver starts without its state: which migrations it can no longer know."""
 
 
 class Record(NamedTuple):

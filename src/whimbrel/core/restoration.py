@@ -7,6 +7,11 @@ version contains, applies delivered ones without emitting, and the rest normally
 Every other instance that had state of these keys receives DISCARD (`Eviction`): the lost instance, if it comes back,
 and the other ends of its moves. The gate already refuses their results of the keys; on DISCARD they drop the keys, and
 records from routers that have not processed the fence yet. Their increments that the gate has confirmed stay valid.
+
+An instance that starts without its checkpoint has also lost its roles. It may still read messages of moves that are
+over; and records that were routed to both ends of a move to it that is being undone, whose keys DISCARD does not name,
+because they stay with their source. So it receives RENEW (`Renewal`) ahead of the data: those messages and records are
+void, and it must not take them for its own.
 """
 
 from __future__ import annotations
@@ -133,24 +138,79 @@ class Eviction(msgspec.Struct, kw_only=True):
             out.notices.append(Evicted(self.move.id, instance.name, instance.part, instance.parts))
 
 
+class Renewal(msgspec.Struct):
+    """What an instance that starts without its state must know."""
+
+    floor: int
+    """Migrations with a lower number are over, except those in `open`."""
+    open: frozenset[str]
+    undoing: list[Move]
+    """Moves to this instance that are being undone."""
+
+    def apply(self, instance: Instance, out: Emissions) -> None:
+        """Drop what came with moves that are over or undone. A repetition in the same life drops nothing."""
+        moves = instance.moves
+        if self.floor > moves.floor:
+            moves.floor, moves.spared = self.floor, self.open
+        moves.undone |= {move.id: Undone(move=move) for move in self.undoing}
+        if moves.renewed:
+            return
+        moves.renewed = True
+        for id in [*moves.known, *moves.evictions]:
+            if id in moves.undone or moves.is_past(id):
+                forget(instance, id)
+                moves.evictions.pop(id, None)
+        for id, arrival in moves.arrivals.items():  # their keys are unknown before BEGIN: what came for them is void
+            arrival.turn_down(instance, id, f"{instance.name} has lost its state", out)
+        kept = [role for role in moves.coming() if role.move]
+        instance.table.drop([key for key in instance.table.entries if not any(role.takes(key) for role in kept)])
+
+
+class Undone(msgspec.Struct, kw_only=True):
+    """A move that is being undone, at a part of its destination that does not know it, because its state is lost."""
+
+    move: Move
+    off: set[str] = set()
+    """The routers that no longer send records of the move here."""
+
+    def drops(self, record: Record) -> bool:
+        """Whether a record was routed to both ends. It is stamped for the source: its epoch is before the move's."""
+        is_ours = record.epoch < self.move.epoch and record.src not in self.off
+        return is_ours and record.key in self.move.selection
+
+    def mark(self, kind: Kind, move: Move, src: str) -> bool:
+        """Handle a marker; return whether no router sends records of the move any more. A router's ABORT may have been
+        read before the state was lost. Then the next move of the keys that the router begins is another one."""
+        is_over = move.id == self.move.id if kind == Kind.ABORT else move.id != self.move.id
+        if is_over and kind in (Kind.ABORT, Kind.BEGIN) and move.selection.overlaps(self.move.selection):
+            self.off.add(src)
+        return self.off >= self.move.routers
+
+
 def evict(instance: Instance, move: Move) -> None:
     """Drop this part's state of the move's keys, and all roles in the migrations that it ends."""
     moves = instance.moves
     moves.forget_ended(move)
     for id in move.ends:
-        for leaving in moves.leave(id):
-            leaving.parcels.put_down(instance)
-        moves.forget_coming(id)
-        standby = moves.standbys.pop(id, None)
-        if standby is not None:
-            standby.clear(instance)
-        instance.table.scatter(id)
+        forget(instance, id)
         moves.aborted.discard(id)
         if not moves.has_ended(id):
             moves.ended.add(id)
     clear(instance, move)
     if instance.name in move.parties and move.id not in moves.evicted:
         moves.evictions.setdefault(move.id, Eviction(move=move))
+
+
+def forget(instance: Instance, id: str) -> None:
+    """Drop all roles in a move, and its pieces."""
+    moves = instance.moves
+    for leaving in moves.leave(id):
+        leaving.parcels.put_down(instance)
+    moves.forget_coming(id)
+    standby = moves.standbys.pop(id, None)
+    if standby is not None:
+        standby.clear(instance)
+    instance.table.scatter(id)
 
 
 def clear(instance: Instance, move: Move) -> None:

@@ -27,7 +27,7 @@ from whimbrel.host.starting import reset
 from whimbrel.log import Appendable, Entry, Lane, Log
 from whimbrel.log.carrier import Carrier, encoded
 from whimbrel.log.codec import encode_messages
-from whimbrel.log.readers import INSTANCE, LANES, Offset, positions
+from whimbrel.log.readers import INSTANCE, LANES, Offset, beginning, end_of, positions
 
 MOST_CONTROL = 64 << 20
 """Approximate bytes of parcels per batch: the rest waits, as it would in a link."""
@@ -91,8 +91,8 @@ class InlineHost:
     def checkpoint(self) -> Checkpoint:
         """The checkpoint, read unless it is in memory."""
         if self._checkpoint is None:
-            heads = {name: self.inbox.head(lane) for name, lane in LANES.items()}
-            checkpoint = Checkpoint(self._saves, self.count, heads, most=self._most, new_id=self._new_id)
+            start = beginning(self.inbox)
+            checkpoint = Checkpoint(self._saves, self.count, start, most=self._most, new_id=self._new_id)
             self.writer = f"{self.name}@{checkpoint.id}"
             """The writer of its batches: the instance and its checkpoint."""
             self._carrier = Carrier(
@@ -146,12 +146,8 @@ class InlineHost:
         checkpoint = self.checkpoint
         if checkpoint.plan is not None:
             return checkpoint.plan
-        at = checkpoint.at
-        end = {
-            "data": self.inbox.advance(at["data"], self._max_records),
-            "control": self.inbox.within(at["control"], MOST_CONTROL, Lane.CONTROL),
-        }
-        return checkpoint.begin(end) if end != at else None
+        end = end_of(self.inbox, checkpoint.at, self._max_records, MOST_CONTROL)
+        return checkpoint.begin(end) if end != checkpoint.at else None
 
     def _do(self, batch: Batch) -> None:
         """Apply, write the output, commit: in this order."""

@@ -83,8 +83,8 @@ def renew(inbox: Log, outbox: Log) -> None:
     end = last_entry(outbox).end
     blob = wire.pack(OutboxEntry([], end, end, renewed=True))
     outbox.append(blob, count=0, writer="renewal", counter=outbox.counter("renewal") + 1)
-    for name, position in end.items():
-        inbox.trim(position, LANES[name])
+    for name, lane in LANES.items() if end else ():
+        inbox.trim(end[name], lane)
 
 
 def reset(inbox: Log, done: Offset) -> None:

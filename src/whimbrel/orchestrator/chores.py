@@ -22,9 +22,10 @@ class Chores:
         stages: Mapping[str, StageControl],
         sites: Mapping[str, SitePort],
         gateway: GatewayPort,
+        renew: Callable[[str, str], None],
     ) -> None:
-        """`stages` may be filled later."""
-        self._stages, self._sites, self._gateway = stages, sites, gateway
+        """`stages` may be filled later. `renew` starts an instance of a stage from an empty checkpoint."""
+        self._stages, self._sites, self._gateway, self._start_anew = stages, sites, gateway, renew
         self._placing = threading.Lock()
         self._sent: dict[str, dict[str, str]] = {}
         """By site, with the gateway as the empty name: the placement last sent to it."""
@@ -63,8 +64,8 @@ class Chores:
 
     def renew(self, instance: str) -> None:
         """Start an instance whose checkpoint is gone from an empty one, without the state of its keys."""
-        stage = next(one for one in self._stages.values() if instance in one.coordinator.sites)
-        self._sites[stage.coordinator.sites[instance]].start(instance, wait=False, anew=True)
+        stage = next(name for name, one in self._stages.items() if instance in one.coordinator.sites)
+        self._start_anew(stage, instance)
         self.accept_loss.discard(instance)
 
     def stale(self) -> list[str]:

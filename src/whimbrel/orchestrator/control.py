@@ -63,7 +63,7 @@ class Control:
         self.sites, self.saved, self._pausing = sites, saved, threading.Lock()
         self._reach = Reach(sites, gateway, links_of(list(sites), links), self.is_dead)
         self.stages: dict[str, StageControl] = {}
-        self.chores = Chores(self.stages, sites, gateway)
+        self.chores = Chores(self.stages, sites, gateway, lambda *named: self.orchestrator.renew(*named))
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self.chores.do, self.chores.is_left_behind)
         for stage, shape in shapes.items():
             engaged = partial(self.orchestrator.engaged, stage)

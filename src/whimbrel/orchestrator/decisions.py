@@ -19,6 +19,7 @@ from whimbrel.core.keys import Selection
 from whimbrel.core.protocols import machine
 from whimbrel.core.protocols.machine import Abandoned, Command, Event, Migration
 from whimbrel.core.record import Move, Rejected, Report, Unreadable
+from whimbrel.core.restoration import Renewal
 from whimbrel.core.router import RouteTable
 from whimbrel.orchestrator import retention
 from whimbrel.orchestrator.journal import MigrationJournal
@@ -225,6 +226,11 @@ class Decisions:
             coordinator = self.stages[stage]
             moves = [migration.move for migration in coordinator.open.values()]
             return {end for m in moves for end in (m.source, m.destination)}, coordinator.table.owners.values()
+
+    def renewal(self, stage: str, instance: str) -> Renewal:
+        """What an instance must know that starts without its state, read atomically."""
+        with self._changed:
+            return self.stages[stage].losses.renewal(instance)
 
     def is_relocating(self, stage: str, instance: str) -> bool:
         """Whether a migration decides where this instance runs: then nothing else may start it."""

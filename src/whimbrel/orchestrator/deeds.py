@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from uuid import uuid4
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused, Stop, Unavailable, Unstarted
@@ -97,6 +98,15 @@ class Deeds:
                     self._sites[other].stop(instance)
                 self._sites[site].start(instance)
                 self._answer(stage, id, Started(site))
+
+    def renew(self, stage: str, instance: str) -> None:
+        """Start an instance whose checkpoint is gone from an empty one, without the state of its keys. Ahead of all
+        data it receives which migrations it can no longer know."""
+        coordinator = self._decisions.stages[stage]
+        renewal = wire.canonical(self._decisions.renewal(stage, instance))
+        writer = f"coordinator/{uuid4().hex}"  # its state may be lost more than once
+        self._send(stage, instance, instance, Kind.RENEW, renewal, writer)
+        self._sites[coordinator.sites[instance]].start(instance, wait=False, anew=True)
 
     def _travel(self, stage: str, id: str, seconds: float) -> None:
         """Wait for the seconds that a checkpoint takes over a link, but only while the migration waits for it."""

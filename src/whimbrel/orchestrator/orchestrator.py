@@ -70,6 +70,10 @@ class Orchestrator(Decisions):
         with self._changed:
             self._has_ended = True
 
+    def renew(self, stage: str, instance: str) -> None:
+        """Start an instance whose checkpoint is gone from an empty one, without the state of its keys."""
+        self._deeds.renew(stage, instance)
+
     def waiting_of(self, stage: str) -> dict[str, str]:
         """By migration of a stage: why a command of it is being retried."""
         return {id: why for (name, id), why in self._workers.waiting.items() if name == stage}

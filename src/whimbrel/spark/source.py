@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ from whimbrel.core.errors import Unavailable
 from whimbrel.host.events import PLACE, placed
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import entry_schema
-from whimbrel.log.readers import LANES, Offset, positions
+from whimbrel.log.readers import LANES, Offset, beginning, end_of, positions
 from whimbrel.spark.bundle import DDL, bundle
 from whimbrel.spark.checkpoint import Checkpoint
 from whimbrel.spark.nearby import Nearby
@@ -136,8 +137,7 @@ class InboxReader(DataSourceStreamReader):
         """The earliest time of the next batch, unless it is urgent; None while a batch runs."""
 
     def initialOffset(self) -> Offset:
-        log = open_log(self.reading.path)
-        return {name: log.head(lane) for name, lane in LANES.items()}
+        return beginning(open_log(self.reading.path))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.reading.max_records)
@@ -153,8 +153,8 @@ class InboxReader(DataSourceStreamReader):
         if not self._awaits(log, start, self._due):
             return start
         self._began, self._due = time.monotonic(), None
-        data = log.advance(start["data"], limit.max_rows) if isinstance(limit, ReadMaxRows) else log.tail()
-        return {"data": data, "control": log.within(start["control"], MOST_CONTROL, Lane.CONTROL)}
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
+        return end_of(log, start, most, MOST_CONTROL)
 
     def _finish(self, start: Offset) -> None:
         """Commit that everything before `start` is applied and written, and trim it in steps of `TRIM_EVERY`."""

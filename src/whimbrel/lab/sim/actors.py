@@ -16,7 +16,7 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.record import Emissions, Outgoing, Record, Result
 from whimbrel.host.checkpoint import Batch, SavedLog
 from whimbrel.host.inline import InlineHost
-from whimbrel.host.starting import check_age, wake_up
+from whimbrel.host.starting import check_age, renew, wake_up
 from whimbrel.lab.sim.job import Job, prepare
 from whimbrel.lab.sim.logs import PLAIN, CheckpointLog
 from whimbrel.log.carrier import WHOLE, last_entry, number
@@ -104,7 +104,7 @@ class InstanceActor(Actor):
     def __init__(self, world: World, name: str, parts: int) -> None:
         super().__init__(world)
         self.name, self.count = name, parts
-        self.running, self.site = True, world.sites[name]
+        self.running, self.site, self.lives = True, world.sites[name], 1
         self.checkpoints = {self.site: CheckpointLog(world)}
         """By site: the checkpoint there."""
         self.spoken: list[Result] = []
@@ -137,6 +137,14 @@ class InstanceActor(Actor):
         self.revive()
         self.world.wake(self)
 
+    def renew(self) -> None:
+        """Come back without the state of the keys."""
+        renew(self.world.inboxes[self.name], self.world.outboxes[self.name])
+        self.checkpoints[self.site] = CheckpointLog(self.world)
+        self.gone, self.lives = False, self.lives + 1
+        self.revive()
+        self.world.wake(self)
+
     def revive(self) -> None:
         if self.world.network is not None:
             self.world.network.look(self.name, self.site)
@@ -156,7 +164,7 @@ class InstanceActor(Actor):
             trim_every=1,
             most=8,
             most_bytes=world.most_bytes,
-            new_id=lambda: "checkpoint",
+            new_id=lambda: f"checkpoint {self.lives}",
         )
         self.host.spoken = self.spoken
         # Every start appends a WAKE; without refused messages it has no effect, and would only take steps.

@@ -10,8 +10,13 @@ if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
 
+WAYS = ("for good", "for a while", "with its checkpoint", "not at all")
+"""How an instance is lost."""
+
+
 class LossActor(Actor):
-    """Loses instances: for good, for a while, or not at all: then an instance presumed lost continues as a zombie.
+    """Loses instances: for good, for a while, or not at all: then an instance presumed lost continues as a zombie. One
+    that is lost with its checkpoint comes back without its state.
 
     One instance of a world is never lost: it must be able to take over the keys.
     """
@@ -24,6 +29,8 @@ class LossActor(Actor):
         count = min(most, len(names) - 1)
         self.left = world.random.sample(names, count)
         self.away: list[str] = []
+        self.without: set[str] = set()
+        """Those that are to come back without their state."""
         self.unnoticed: list[str] = []
 
     def revive(self) -> None:
@@ -33,13 +40,11 @@ class LossActor(Actor):
         rng = self.world.random
         worked = bool(self.left or self.unnoticed or self.away)
         if self.left and rng.random() < 0.04:
-            self.lose(self.left.pop(), rng.choice(["for good", "for a while", "not at all"]))
+            self.lose(self.left.pop(), rng.choice(WAYS))
         elif self.unnoticed and rng.random() < 0.2:
             self.world.suspects.append(self.unnoticed.pop(0))
         elif self.away and rng.random() < 0.05:
-            instance = self.world.instances[self.away.pop(0)]
-            instance.gone = False
-            self.world.wake(instance)
+            self._come_back(self.away.pop(0))
         return worked
 
     def lose(self, name: str, how_long: str) -> None:
@@ -49,6 +54,19 @@ class LossActor(Actor):
         actor.running = True  # a move of the whole instance can no longer continue
         if how_long != "not at all":
             actor.alive, actor.gone = False, True
-        if how_long == "for a while":
+        if how_long in ("for a while", "with its checkpoint"):
             self.away.append(name)
+        if how_long == "with its checkpoint":
+            self.without.add(name)
         self.unnoticed.append(name)
+
+    def _come_back(self, name: str) -> None:
+        world, actor = self.world, self.world.instances[name]
+        if name not in self.without:
+            actor.gone = False
+            world.wake(actor)
+        elif world.coordinator.is_lost(name):
+            world.stale.append(name)  # the coordinator starts it
+            world.tally["checkpoints lost"] += 1
+        else:
+            self.away.append(name)  # not noticed yet

@@ -175,6 +175,9 @@ class Site:
         world, actor = self._world, self._world.instances[instance]
         if world.chaos and world.random.random() < 0.3:
             raise Unavailable("the site is unreachable")
+        if anew:
+            actor.renew()
+            return
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
             return
@@ -255,7 +258,7 @@ class CoordinatorActor(Actor):
             return True
         if rng.random() < 0.3:
             self.decisions.retire()
-        if self._restore():
+        if self._restore() or self._renew():
             return True
         open_ones = self._open()
         standbys = [m for m in open_ones if m.is_standby]
@@ -275,7 +278,8 @@ class CoordinatorActor(Actor):
         """Whether it will order, end or take over a migration at some later step."""
         open_ones = self._open()
         acts = any(m.is_standby for m in open_ones) or (open_ones and self.abort_odds)
-        return bool(acts or self._wants_more or self.world.suspects or self.coordinator.losses.interrupted())
+        missing = self.world.suspects or self.world.stale
+        return bool(acts or self._wants_more or missing or self.coordinator.losses.interrupted())
 
     @property
     def _wants_more(self) -> bool:
@@ -302,6 +306,19 @@ class CoordinatorActor(Actor):
         if not missing or rng.random() < 0.5:
             return False
         return any(self._restore_one(lost) for lost in missing)  # one restoration may have to wait for another
+
+    def is_lost(self, name: str) -> bool:
+        """Whether an instance may be replaced by one without state: its keys are restored, and it does not move."""
+        return name in self.coordinator.losses.instances() and not self.decisions.is_relocating(STAGE, name)
+
+    def _renew(self) -> bool:
+        """Start an instance without its state if nothing depends on it any more."""
+        for name in self.world.stale:
+            if self.is_lost(name) and not self.coordinator.losses.hangs_on(name):
+                self.deeds.renew(STAGE, name)
+                self.world.stale.remove(name)
+                return True
+        return False
 
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world

@@ -124,6 +124,8 @@ class World:
         self.spools = {name: IncrementSpool(SimLog(self)) for name in names if self.saves}
         """By instance: the spool of its messages to the store."""
         self.suspects: list[str] = []
+        self.stale: list[str] = []
+        """Instances that are back without their checkpoint."""
         """Instances that are suspected lost."""
         # As for damage: histories without links stay as they were before links were introduced.
         dice = random.Random(f"spools/{seed}/{protocol}")
