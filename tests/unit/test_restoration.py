@@ -122,6 +122,16 @@ def test_one_that_is_called_off_leaves_nothing() -> None:
     assert b.table.entries == {}
 
 
+def test_one_that_is_called_off_before_its_load_takes_nothing() -> None:
+    """The deadline may pass before the fence is placed: until DISCARD the keys belong to whom the routers say."""
+    b, m = part("b"), restoring("k")
+    b.apply([data("k", 1, "e1")])
+    off = delivered(Message("b", Kind.ABORT, -1, wire.pack(m)))
+    assert notices(b.apply([off])) == ["Aborted"]
+    assert told(b.apply([data("k", 2, "e2")])) == [("k", "e1 e2")]
+    assert b.moves.open == []
+
+
 # ── Who must discard ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

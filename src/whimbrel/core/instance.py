@@ -199,7 +199,7 @@ class Instance:
         self._moved = True
         moves = self.moves
         if move.replays:
-            return moves.restorations.setdefault(move.id, Restoration(move=move))
+            return moves.restorations.get(move.id) or Restoration(move=move)
         if move.source == self.name and move.switch:
             return moves.switches_out.setdefault(move.id, SwitchOut.of(move))
         if move.source == self.name:

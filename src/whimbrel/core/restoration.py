@@ -111,8 +111,9 @@ class Restoration(Receiver, kw_only=True):
                 self.own(instance, self.move, out, self.replayed, self.silent)
                 instance.moves.ended.add(self.move.id)
         elif kind == Kind.ABORT:
-            clear(instance, self.move)
-            del instance.moves.restorations[self.move.id]
+            # Without RESTORE nothing was loaded here, and perhaps no router has fenced the keys: they may be ours.
+            if instance.moves.restorations.pop(self.move.id, None) is not None:
+                clear(instance, self.move)
             instance.moves.ended.add(self.move.id)
             out.notices.append(Aborted(self.move.id, instance.name, instance.part, instance.parts))
 

@@ -131,6 +131,12 @@ class InstanceActor(Actor):
         self.running = False
         self.revive()
 
+    def resume(self) -> None:
+        """Run again where it was stopped."""
+        if not self.running:
+            self.running = True
+            self.world.wake(self)
+
     def start(self, site: str) -> None:
         """Resume from the checkpoint at a site."""
         self.running, self.site = True, site

@@ -143,6 +143,8 @@ def check_end(world: World) -> None:
     for name, actor in world.instances.items():
         if name in gone:
             continue
+        if not actor.running or actor.host.has_work:
+            raise Violation("settled", f"{name} is stopped, or has not read its inbox to the end")
         if any(part.moves.evictions for part in actor.parts):
             raise Violation("settled", f"{name} still waits for routers to stop sending it records")
         if any(part.table.waiting or part.moves.open for part in actor.parts):

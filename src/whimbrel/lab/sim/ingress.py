@@ -122,6 +122,7 @@ class GatewayActor(Actor):
             return True
         if self.giving is not None and self.world.random.random() < 0.2:
             self._save()  # while a failed call is not repeated yet
+            self.world.maybe_die(0.5, self.world.later)  # the snapshot matters if it is never repeated
         worked = bool(self.left or self.giving)
         if not worked and self.gateway._unsure:  # a failed command: the product's ticks never end, and flush it
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)

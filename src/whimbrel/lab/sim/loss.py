@@ -9,7 +9,6 @@ from whimbrel.lab.sim.actors import Actor
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
-
 WAYS = ("for good", "for a while", "with its checkpoint", "not at all")
 """How an instance is lost."""
 
@@ -39,13 +38,22 @@ class LossActor(Actor):
     def work(self) -> bool:
         rng = self.world.random
         worked = bool(self.left or self.unnoticed or self.away)
-        if self.left and rng.random() < 0.04:
+        # Troubles come together: what is not in the store when an instance is lost must not count as stored.
+        if self.left and rng.random() < (0.4 if self.world.store.objects.is_full else 0.04):
             self.lose(self.left.pop(), rng.choice(WAYS))
         elif self.unnoticed and rng.random() < 0.2:
             self.world.suspects.append(self.unnoticed.pop(0))
         elif self.away and rng.random() < 0.05:
             self._come_back(self.away.pop(0))
         return worked
+
+    def strike(self, name: str) -> bool:
+        """Perhaps lose an instance now, if it is to be lost at all: whoever calls its site gets no answer."""
+        if name not in self.left or self.world.later.random() < 0.5:
+            return False
+        self.left.remove(name)
+        self.lose(name, self.world.later.choice(WAYS))
+        return True
 
     def lose(self, name: str, how_long: str) -> None:
         """Lose an instance; it becomes a suspect later."""

@@ -154,6 +154,8 @@ class Site:
     def stop(self, instance: str) -> None:
         self._world.maybe_stumble(0.005)
         actor = self._world.instances[instance]
+        if actor.gone or self._world.loss.strike(instance):
+            raise Unavailable("the site is unreachable")
         if actor.site == self.name:
             actor.halt()
         self._world.maybe_stumble(0.005)
@@ -253,9 +255,10 @@ class CoordinatorActor(Actor):
         rng = self.world.random
         self.world.maybe_die(0.02)
         self.decisions.check_due()
-        if self.todo.queues:
+        if self.todo.queues and self.world.later.random() >= 0.2:
             self._do(rng.choice(list(self.todo.queues)))
             return True
+        # Orders, and a restoration that ends a migration, may come while commands are pending.
         if rng.random() < 0.3:
             self.decisions.retire()
         if self._restore() or self._renew():
@@ -271,7 +274,7 @@ class CoordinatorActor(Actor):
         if self._wants_more and rng.random() < 0.3:
             self._order()
             return True
-        return False
+        return bool(self.todo.queues)
 
     @property
     def waits(self) -> bool:
@@ -332,6 +335,7 @@ class CoordinatorActor(Actor):
             return False
         if lost in world.suspects:
             world.suspects.remove(lost)
+        world.instances[lost].resume()  # as the orchestrator's chores do, if a restart had stopped it
         for ended in self.coordinator.losses.ended_by(self.coordinator.migrations[id]):
             world.tally[f"ended {ended.move.protocol}"] += 1
         return True

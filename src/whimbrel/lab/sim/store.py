@@ -10,7 +10,7 @@ from whimbrel.checkpoints.central import CentralStore
 from whimbrel.checkpoints.checkpointer import Checkpointer
 from whimbrel.checkpoints.version import Segment
 from whimbrel.core import wire
-from whimbrel.core.errors import Retry, Stop
+from whimbrel.core.errors import Retry, Stop, Unavailable
 from whimbrel.core.increments import Version
 from whimbrel.core.keys import Selection
 from whimbrel.core.record import Barrier
@@ -24,15 +24,28 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """Durable blobs by name. The actor that puts one may die, or get an error, before and after the write."""
+    """Durable blobs by name. The actor that puts one may die, or get an error, before and after the write. Sometimes
+    they are full for a while: they can be read, and no blob can be put."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.blobs: dict[str, bytes] = {}
         self.changes = 0
+        self._full_until = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no blob can be put now."""
+        return self._world.now < self._full_until
 
     def put(self, name: str, blob: bytes) -> None:
-        self._world.maybe_stumble()
+        world = self._world
+        if world.chaos and not self.is_full and world.later.random() < 0.03:
+            self._full_until = world.now + world.later.randint(5, 40)
+            world.tally["store full"] += 1
+        if self.is_full:
+            raise Unavailable("the store is full")
+        world.maybe_stumble()
         self.blobs[name] = blob
         self.changes += 1
         self._world.maybe_stumble()

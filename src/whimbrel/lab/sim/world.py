@@ -88,6 +88,8 @@ class World:
         # A separate generator, so that histories without damage stay as they were before damage was introduced.
         self._harm = f"harm/{seed}/{protocol}"
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
+        # For the same reason, faults that were introduced later have a generator of their own.
+        self.later = Dice(f"later/{seed}/{protocol}")
         self.append_odds = 0.005
         """How likely an append fails before it takes effect."""
         self.most_bytes = random.Random(f"edges/{seed}/{protocol}").choice([MOST_BYTES, 100, 500])
@@ -227,9 +229,9 @@ class World:
                 watch(actor)
         return worked
 
-    def maybe_die(self, odds: float = 0.01) -> None:
+    def maybe_die(self, odds: float = 0.01, dice: Dice | None = None) -> None:
         """A point where the current actor may die."""
-        if self.chaos and self.random.random() < odds * self.chaos:
+        if self.chaos and (dice or self.random).random() < odds * self.chaos:
             raise Died
 
     def maybe_stumble(self, odds: float = 0.01) -> None:
