@@ -10,6 +10,7 @@ import typer
 from whimbrel.cli.screen import echo
 from whimbrel.core.errors import Refused
 from whimbrel.core.names import SUPERVISOR
+from whimbrel.rpc.access import share_credentials
 from whimbrel.transport.certificates import DAYS, Authority
 
 
@@ -42,4 +43,6 @@ def certificates(
     for given in [*(place or []), *([SUPERVISOR] if place else [])]:
         name, _, addresses = given.partition("=")
         made = authority.issue(name, [one for one in addresses.split(",") if one], days, renew=renew)
+        if name != SUPERVISOR:
+            share_credentials(folder, [name])
         echo(f"{folder / name}: {'made' if made else 'still good'}")

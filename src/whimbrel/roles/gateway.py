@@ -123,7 +123,7 @@ class GatewayRole:
                 Intake(schema, pipeline.key, pipeline.event_time, lenient=source.lenient),
                 self._entrance(),
                 self.dead,
-                partial(self._is_full, max_backlog),
+                partial(self.is_full, max_backlog),
                 "source" if len(made) == 1 else f"source-{number}",
             )
             for number, (source, at) in enumerate(made, 1)
@@ -321,7 +321,7 @@ class GatewayRole:
             links=dict(self.around.links()),
         )
 
-    def _is_full(self, most: int) -> bool:
+    def is_full(self, most: int) -> bool:
         """Back-pressure: whether nothing may be ingested, because an inbox of the first stage or the disk is full."""
         return self._disk.full is not None or self.first.is_full(most)
 

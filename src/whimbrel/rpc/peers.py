@@ -16,6 +16,7 @@ from concurrent.futures import wait as await_all
 from typing import Any, TypeVar
 
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.names import GATEWAY
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -181,9 +182,14 @@ class RemoteGateway:
     """The gateway in another process."""
 
     def __init__(
-        self, credential: Credential, suspect: float = SUSPECT, dead: float = DEAD, tls: Tls | None = None
+        self,
+        credential: Credential,
+        suspect: float = SUSPECT,
+        dead: float = DEAD,
+        tls: Tls | None = None,
+        name: str = GATEWAY,
     ) -> None:
-        self.peer = Peer("gateway", suspect, dead)
+        self.peer = Peer(name, suspect, dead)
         self._there = remote(GatewayPort, self.peer.url, credential, SLOW_GATEWAY, tls)
         self._status = GatewayStatus()
 
