@@ -148,9 +148,8 @@ def homes_of(pipeline: Pipeline, layout: Layout) -> dict[str, KeyMap[str]]:
     for stage in layout.homes:
         if stage not in {one.name for one in pipeline.stages}:
             raise UnknownName("stage", stage, [one.name for one in pipeline.stages])
-    for place in [pipeline.home, *(one.at for one in pipeline.placed_sources())]:
-        if place is not None and place not in layout.places:
-            raise UnknownName("place", place, list(layout.places))
+    if pipeline.home is not None and pipeline.home not in layout.places:
+        raise UnknownName("place", pipeline.home, list(layout.places))
     first = pipeline.stages[0].name
     found = {one.name: layout.homes.get(one.name) or KeyMap(layout.first) for one in pipeline.stages}
     if pipeline.home is not None and first not in layout.homes:
