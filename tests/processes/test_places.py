@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from whimbrel.core.keys import bin_of
 from whimbrel.core.protocols import PROTOCOLS
 
 KEYS, RATE = 40, 400
+MOVES = ("live", "push", "fetch", "pause", "live")
 JOB = """
 import whimbrel as wb
 
@@ -61,7 +66,11 @@ class Deployed:
         file = folder / "places.toml"
         file.write_text(DEPLOYMENT.format(homes=homes))
         self.data, self.log = folder / "data", (folder / "log").open("wb")
+        with socket() as free:  # the same after a restart of the orchestrator
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         command = [sys.executable, "-m", "whimbrel", "up", "--deployment", str(file), "--data", str(self.data)]
+        command += ["--port", str(port)]
         self.process = subprocess.Popen(
             [*command, "--until-done", "--until-input-ends"], stdin=subprocess.PIPE, stdout=self.log, stderr=self.log
         )
@@ -88,6 +97,9 @@ class Deployed:
     def delivered(self) -> int:
         return int(self.client.status()["records"]["delivered"])
 
+    def has_delivered(self, count: int) -> bool:
+        return self.delivered() >= count
+
     def finish(self) -> list[dict[str, Any]]:
         """Wait until everything is delivered; return the results."""
         assert self.process.wait(180) == 0, self.output()
@@ -101,6 +113,14 @@ class Deployed:
         self.process.kill()
         self.process.wait()
         self.log.close()
+
+    def process_of(self, role: str) -> int:
+        """The process id of a role: `gateway cloud`, `orchestrator`."""
+        for pid, words in commands(self.data):
+            name = f"{words[words.index('--role') + 1]} {words[words.index('place') + 1]}" if "--role" in words else ""
+            if role == name or (role == "orchestrator" and words[3:4] == ["orchestrator"]):
+                return pid
+        raise AssertionError(f"{role} does not run")
 
     def opened(self) -> dict[str, set[str]]:
         """By role and place: the places whose files its process has open."""
@@ -128,6 +148,11 @@ def deploy(tmp_path: Path) -> Iterator[Callable[..., Deployed]]:
     yield make
     for one in made:
         one.stop()
+
+
+def ended(handle: Any) -> bool:
+    """Whether all migrations of an order are over."""
+    return bool(handle.migrations) and all(one.is_over for one in handle.migrations)
 
 
 def check(results: list[dict[str, Any]], rows: int) -> None:
@@ -201,6 +226,35 @@ def commands(data: Path) -> list[tuple[int, list[str]]]:
             if any(word.startswith(str(data)) for word in words):
                 found.append((int(folder.name), words))
     return found
+
+
+def test_whichever_process_of_a_place_is_killed_amid_a_move_nothing_is_lost(deploy: Callable[..., Deployed]) -> None:
+    deployed = deploy(rows=60 * RATE, at="edge-1", sink="cloud")
+    deployed.until(lambda: deployed.delivered() > 200, "results flow")
+    victims = ["gateway cloud", "site cloud", "gateway edge-1", "site edge-1", "orchestrator"]
+    for number, victim in enumerate(victims):
+        handle = deployed.client.migrate("count", to=("cloud", "edge-1")[number % 2], share=0.7, protocol=MOVES[number])
+        os.kill(deployed.process_of(victim), signal.SIGKILL)
+        deployed.until(partial(ended, handle), f"{victim} is back")
+        deployed.until(partial(deployed.has_delivered, deployed.delivered() + RATE), f"results flow after {victim}")
+    check(deployed.finish(), deployed.rows)
+
+
+def test_what_is_cut_off_is_reconciled_when_the_link_is_mended(deploy: Callable[..., Deployed]) -> None:
+    """The link is cut amid a move, in both directions; records that must cross it wait."""
+    deployed = deploy(rows=30 * RATE, at="edge-1", sink="cloud")
+    deployed.until(lambda: deployed.delivered() > 200, "results flow")
+    handle = deployed.client.migrate("count", to="edge-1", share=0.5)
+    deployed.client.cut("cloud", "edge-1")
+    deployed.until(lambda: deployed.client.status()["links"]["edge-1->cloud"]["cut"], "the status shows it")
+    waits = lambda: deployed.client.status()["links"]["edge-1->cloud"]["under_way_bytes"] > 10_000  # noqa: E731
+    deployed.until(waits, "results wait in the spool of the edge")
+    before = len(deployed.out.read_text().splitlines())
+    deployed.until(waits, "and go on to wait")
+    assert len(deployed.out.read_text().splitlines()) <= before + RATE, "what had crossed before"
+    deployed.client.mend("cloud", "edge-1")
+    assert handle.wait(60).outcome == "done", handle.progress
+    check(deployed.finish(), deployed.rows)
 
 
 def test_every_key_begins_at_its_home(deploy: Callable[..., Deployed]) -> None:

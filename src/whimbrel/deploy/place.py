@@ -48,10 +48,10 @@ from whimbrel.site.site import Site
 from whimbrel.transport.connection import Connect
 from whimbrel.transport.identity import Identity
 from whimbrel.transport.receiver import Receiver
-from whimbrel.transport.routes import Routes
+from whimbrel.transport.routes import Routes, spool_to
 from whimbrel.transport.server import ReceiverServer
 from whimbrel.transport.sockets import Dialer, EventLoop
-from whimbrel.transport.spool import RECORDS, STATE
+from whimbrel.transport.spool import RECORDS, STATE, OutgoingSpool, Owner
 
 MAX_BACKLOG = 200_000
 """Records in an inbox above which a place takes in nothing."""
@@ -102,6 +102,15 @@ class Place(NamedTuple):
         deployment, folder = deployment_of(self.pipeline, self.keys), make_folder(self.data / "logs")
         return Routes(deployment, self.name, kind, folder, connect_to, links, self.durable)
 
+    def spools(self, kind: str) -> dict[str, OutgoingSpool]:
+        """By other place: the spool of a class, to look into it."""
+        deployment, folder = deployment_of(self.pipeline, self.keys), make_folder(self.data / "logs")
+        return {
+            there: spool_to(Owner(deployment, self.name, there, kind), folder, self.durable)
+            for there in self.layout.places
+            if there != self.name
+        }
+
     def server(self, offset: int, port: type, target: object, role: str, check: Callable[..., None] | None) -> Server:
         """The port on which a role of this place serves the orchestrator."""
         calls = bare(f"whimbrel {role}")
@@ -128,6 +137,7 @@ class PlaceGateway:
         claim_directory(data, self.journal, pipeline.name, stages, places)
         self.logs, self._loop = Logs(make_folder(data / "logs"), place.durable), EventLoop()
         self._routes = place.routes(RECORDS, self._loop)
+        self._messages = place.spools(STATE)
         self._orchestrator = place.orchestrator(self._role)
         self.role = GatewayRole(
             pipeline,
@@ -139,7 +149,7 @@ class PlaceGateway:
             keep=False,
             max_backlog=MAX_BACKLOG,
             watch=lambda results, now_us: None,
-            around=Neighbourhood(place.name, places, homes_of(pipeline, place.layout), self._routes),
+            around=Neighbourhood(place.name, places, homes_of(pipeline, place.layout), self._routes, self._messages),
         )
         reception = Reception(place.name, self.role.flows, self.logs, lambda: self.role.is_full(MAX_BACKLOG))
         deployment = deployment_of(pipeline, place.keys)
@@ -178,6 +188,8 @@ class PlaceGateway:
         yield from self.role.ends()
         yield from self.role.outlet_ends()
         yield self._routes.stop
+        for spool in self._messages.values():
+            yield spool.close
         yield self._loop.close
         yield self.logs.close
         yield self.journal.close

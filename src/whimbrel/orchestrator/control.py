@@ -36,7 +36,7 @@ from whimbrel.orchestrator.orders import Answered, Receipt, Request
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.orchestrator.stage import Reach, Shape, StageControl
 from whimbrel.site.links import Given, check_pair, links_of
-from whimbrel.site.status import described
+from whimbrel.site.status import described, joined
 
 
 class Control:
@@ -221,8 +221,7 @@ class Control:
             "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
             "links": {
                 way: msgspec.to_builtins(link)
-                for links in (flow.links, *(site.links for site in sites))
-                for way, link in links.items()
+                for way, link in joined([flow.links, *(site.links for site in sites)]).items()
             },
             "disks": {name: full for name, full in disks.items() if full},
             "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},

@@ -15,6 +15,7 @@ from whimbrel.roles.flow import StageFlow
 from whimbrel.site.neighbours import links_of
 from whimbrel.site.status import LinkStatus
 from whimbrel.transport.routes import Routes
+from whimbrel.transport.spool import OutgoingSpool, RemoteLog
 
 INBOX, ARRIVALS, DOOR = "inbox-", "arrivals-", "door-"
 """The logs that others append to, by the beginning of their names; the rest is an instance or a stage."""
@@ -23,9 +24,17 @@ INBOX, ARRIVALS, DOOR = "inbox-", "arrivals-", "door-"
 class Neighbourhood:
     """A place of several."""
 
-    def __init__(self, here: str, places: Sequence[str], homes: Mapping[str, KeyMap[str]], routes: Routes) -> None:
-        """`homes`: by stage, the place that is each key's home."""
-        self.here, self.places, self._homes, self._routes = here, places, homes, routes
+    def __init__(
+        self,
+        here: str,
+        places: Sequence[str],
+        homes: Mapping[str, KeyMap[str]],
+        routes: Routes,
+        messages: Mapping[str, OutgoingSpool],
+    ) -> None:
+        """`homes`: by stage, the place that is each key's home. `routes`: of records. `messages`: by other place, the
+        spool of messages, which the site sends."""
+        self.here, self.places, self._homes, self._routes, self._messages = here, places, homes, routes, messages
 
     def homes(self, stage: str) -> KeyMap[str]:
         return self._homes[stage]
@@ -38,6 +47,9 @@ class Neighbourhood:
 
     def log_at(self, place: str, name: str) -> Writable:
         return self._routes.log_at(place, name)
+
+    def messages_at(self, place: str, name: str) -> Writable:
+        return RemoteLog(self._messages[place], name)
 
     @property
     def is_idle(self) -> bool:

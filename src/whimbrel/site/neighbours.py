@@ -7,7 +7,6 @@ nothing must be looked up when a link is cut or mended.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from whimbrel.core.errors import Refused
@@ -90,18 +89,4 @@ def links_of(routes: Routes) -> dict[str, LinkStatus]:
     return {
         link.name: LinkStatus(link=str(link.link), cut=link.is_cut, sent_bytes=sent, under_way_bytes=waiting)
         for link, sent, waiting in routes.status().values()
-    }
-
-
-def joined(*parts: dict[str, LinkStatus]) -> dict[str, LinkStatus]:
-    """The links of several processes of a place, with the sum of their bytes."""
-    sent, waiting = Counter[str](), Counter[str]()
-    for links in parts:
-        for name, link in links.items():
-            sent[name] += link.sent_bytes
-            waiting[name] += link.under_way_bytes
-    return {
-        name: LinkStatus(link.link, any(one[name].cut for one in parts if name in one), sent[name], waiting[name])
-        for links in parts
-        for name, link in links.items()
     }

@@ -42,10 +42,7 @@ class Routes:
         self._links: dict[str, EmulatedLink] = {}
         self._senders: dict[str, ThreadedSender] = {}
         for there, connect in connect_to.items():
-            name = f"to-{there}-{kind}"
-            large = LargeEntries(below(folder, name), durable)
-            log = EmbeddedLog(below(folder, f"{name}.db"), durable=durable)
-            spool = OutgoingSpool(log, Owner(deployment, here, there, kind), large=large)
+            spool = spool_to(Owner(deployment, here, there, kind), folder, durable)
             link = EmulatedLink(f"{here}->{there}", links[there], connect, _now_us)
             self._spools[there], self._links[there] = spool, link
             self._senders[there] = ThreadedSender(spool, link.connect)
@@ -100,6 +97,13 @@ class Routes:
     def error(self) -> Exception | None:
         """Why nothing more is sent to a place, for good."""
         return next((sender.error for sender in self._senders.values() if sender.error is not None), None)
+
+
+def spool_to(owner: Owner, folder: Path, durable: bool = False) -> OutgoingSpool:
+    """The spool of a class to a place, in the folder of all spools."""
+    name = f"to-{owner.there}-{owner.kind}"
+    log = EmbeddedLog(below(folder, f"{name}.db"), durable=durable)
+    return OutgoingSpool(log, owner, large=LargeEntries(below(folder, name), durable))
 
 
 def _now_us() -> int:
