@@ -46,7 +46,7 @@ pipeline.sink(wb.JsonLines({out!r}, overwrite=True), at={sink!r})
 """
 DEPLOYMENT = """
 job = "places_job.py"
-host = "inline"
+host = "{host}"
 
 [places.cloud]
 [places.edge-1]
@@ -59,12 +59,14 @@ edge-1 = {homes}
 class Deployed:
     """`whimbrel up --deployment` over a job in a folder."""
 
-    def __init__(self, folder: Path, rows: int, *, at: str, sink: str, homes: str = '{ bins = "0-511" }') -> None:
+    def __init__(
+        self, folder: Path, rows: int, *, at: str, sink: str, homes: str = '{ bins = "0-511" }', host: str = "inline"
+    ) -> None:
         self.folder, self.rows, self.out = folder, rows, folder / "out.jsonl"
         job = JOB.format(keys=KEYS, rows=rows, rate=RATE, at=at, sink=sink, out=str(self.out))
         (folder / "places_job.py").write_text(job)
         file = folder / "places.toml"
-        file.write_text(DEPLOYMENT.format(homes=homes))
+        file.write_text(DEPLOYMENT.format(homes=homes, host=host))
         self.data, self.log = folder / "data", (folder / "log").open("wb")
         with socket() as free:  # the same after a restart of the orchestrator
             free.bind(("127.0.0.1", 0))
@@ -263,4 +265,14 @@ def test_every_key_begins_at_its_home(deploy: Callable[..., Deployed]) -> None:
     stage = deployed.client.status()["stages"]["count"]["instances"]
     at_edge = sum(bin_of(f"k{number}") < 512 for number in range(KEYS))
     assert {one["site"]: one["keys"] for one in stage.values()} == {"cloud": KEYS - at_edge, "edge-1": at_edge}
+    check(deployed.finish(), deployed.rows)
+
+
+@pytest.mark.spark
+def test_keys_move_between_the_sparks_of_two_places(deploy: Callable[..., Deployed]) -> None:
+    deployed = deploy(rows=50 * RATE, at="edge-1", sink="cloud", host="micro-batch")
+    deployed.until(lambda: deployed.delivered() > 200, "results flow", timeout=180)
+    for protocol, to in (("live", "edge-1"), ("push", "cloud")):
+        handle = deployed.client.migrate("count", to=to, share=0.5, protocol=protocol)
+        assert handle.wait(90).outcome == "done", handle.progress
     check(deployed.finish(), deployed.rows)
