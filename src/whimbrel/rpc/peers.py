@@ -214,6 +214,7 @@ class RemoteGateway:
         return self._there.checkpoints(stage)
 
     def place(self, stage: str, instances: dict[str, str]) -> None:
+        self._check_heard()
         self._there.place(stage, instances)
 
     def save(self, stage: str) -> bool:
@@ -228,7 +229,13 @@ class RemoteGateway:
     def has_delivered(self, stage: str, instance: str) -> bool:
         return self._there.has_delivered(stage, instance)
 
+    def _check_heard(self) -> None:
+        """Raise `Unavailable` at once if it is dead: a call that is made to many, and often, must not wait for one."""
+        if self.peer.state == "dead":
+            raise Unavailable(f"{self.peer.name} is dead: no heartbeat for {self.peer.silence:.0f} s")
+
     def keys(self, stage: str, start: int) -> Seen:
+        self._check_heard()
         return self._there.keys(stage, start)
 
     def is_idle(self) -> bool:
