@@ -37,6 +37,8 @@ class Invariants:
 
     def __call__(self, actor: Actor) -> None:
         """Check the state that the actor may have changed."""
+        if self.world.saves:
+            self.world.store.note()
         if isinstance(actor, GatewayActor):
             return
         if isinstance(actor, InstanceActor):
@@ -207,11 +209,18 @@ def _check_store(world: World, expected: Oracle) -> None:
         if not past or past[-1] != (state, key_state.timers):
             raise Violation("wrong", f"{version.key} never had the state {state} of its version at seq {version.seq}")
     newest = world.store.newest(EVERYTHING) if world.saves else {}
-    for gateway in world.gateways.values() if world.saves else ():
-        horizon = gateway.horizon()
+    for name in world.store.of_bases():
+        with world.store.without(name):
+            if world.store.newest(EVERYTHING) != newest:
+                raise Violation("lost", f"versions of {name} are nowhere else")
+    if not world.saves:
+        return
+    (gateway,) = world.gateways.values()
+    covered = [*world.store.covered, (gateway.horizon(), {key: version.seq for key, version in newest.items()})]
+    for horizon, seqs in covered:
         for key in gateway.mine:
             due = [seq for seq, _, _ in expected.past[key] if seq <= horizon]
-            if due and (key not in newest or newest[key].seq < due[-1]):
+            if due and seqs.get(key, -1) < due[-1]:
                 raise Violation("lost", f"{key} is covered up to seq {horizon}, but no version includes {due[-1]}")
 
 

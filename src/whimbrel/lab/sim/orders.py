@@ -328,7 +328,7 @@ class CoordinatorActor(Actor):
         self.asked += 1
         others = sorted({*world.instances} - {lost} - self.coordinator.losses.instances() - {*world.suspects})
         options = {name: rng.choice(OPTIONS[name]) for name in sorted(SIZES)}
-        order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
+        order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), self._checkpoint(), options)
         try:
             (id,) = self.decisions.order([order], DEADLINE)
         except Refused:
@@ -339,6 +339,15 @@ class CoordinatorActor(Actor):
         for ended in self.coordinator.losses.ended_by(self.coordinator.migrations[id]):
             world.tally[f"ended {ended.move.protocol}"] += 1
         return True
+
+    def _checkpoint(self) -> int | None:
+        """The checkpoint to restore: perhaps an older one. It may be deleted before it is loaded."""
+        world = self.world
+        if not world.is_rough or world.later.random() < 0.3:
+            return None
+        found = world.store.made
+        world.tally["checkpoints restored"] += bool(found)
+        return world.later.choice(found) if found else None
 
     def _order(self) -> None:
         """Order a random migration; it may conflict with one under way, or its keys may be there already."""
