@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.checkpoints.restoring import Restoring
@@ -18,8 +19,10 @@ from whimbrel.core.router import Command as RouterCommand
 from whimbrel.core.router import RouteTable
 from whimbrel.lab.sim.actors import STAGE, Actor, Died, Violation
 from whimbrel.log.contract import Lane
+from whimbrel.orchestrator.chores import Chores
 from whimbrel.orchestrator.decisions import Decisions, Order, Place, RestoreOrder
 from whimbrel.orchestrator.deeds import Deeds
+from whimbrel.site.status import SiteStatus
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
@@ -173,12 +176,21 @@ class Site:
         network = self._world.network
         return 0.0 if network is None else network.at(self.name).links.carry(self.name, to, size)
 
+    def failed(self) -> dict[str, str]:
+        reported = self._world.reported
+        is_here = reported in self._world.stale and self._world.coordinator.coordinator.sites[reported] == self.name
+        return {reported: "its checkpoint is gone"} if is_here else {}
+
+    def status(self) -> SiteStatus:
+        return SiteStatus(stale=[*self.failed()])
+
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]
         if world.chaos and world.random.random() < 0.3:
             raise Unavailable("the site is unreachable")
         if anew:
             actor.renew()
+            world.stale.remove(instance)
             return
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
@@ -228,6 +240,8 @@ class CoordinatorActor(Actor):
         self.decisions.stages[STAGE] = self.coordinator
         encode: Any = world.inboxes[world.owner].encode
         self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.handle, lambda s: False, encode)
+        control: Any = SimpleNamespace(coordinator=self.coordinator)
+        self.chores = Chores({STAGE: control}, self.sites, self.gateway, self.deeds.renew)
         self.decisions.recover()
 
     @property
@@ -315,13 +329,13 @@ class CoordinatorActor(Actor):
         return name in self.coordinator.losses.instances() and not self.decisions.is_relocating(STAGE, name)
 
     def _renew(self) -> bool:
-        """Start an instance without its state if nothing depends on it any more."""
-        for name in self.world.stale:
-            if self.is_lost(name) and not self.coordinator.losses.hangs_on(name):
-                self.deeds.renew(STAGE, name)
-                self.world.stale.remove(name)
-                return True
-        return False
+        """Start an instance without its state, when the orchestrator's chores find that nothing depends on it."""
+        before = len(self.world.stale)
+        for name in list(self.world.stale):
+            if self.is_lost(name):
+                self.world.reported = name
+                self.chores._renew_stale()
+        return len(self.world.stale) < before
 
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world
