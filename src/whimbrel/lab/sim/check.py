@@ -30,6 +30,8 @@ class Invariants:
         self.emitter: dict[tuple[str, int], str] = {}
         self.read = dict.fromkeys(world.outboxes, 0)
         self.epochs: dict[str, dict[str, int]] = {place: {} for place in world.places}
+        self.looked = dict.fromkeys(world.gateways, 0)
+        """By gateway: how much of its ingress log has been looked at."""
         self.asked: list[tuple[str, list[Instance], int]] = []
         self.shared: dict[str, set[str]] = {}
         """By key that several instances hold: these instances. `asked`: the instances that were inspected for it, each
@@ -40,12 +42,23 @@ class Invariants:
         if self.world.saves:
             self.world.store.note()
         if isinstance(actor, GatewayActor):
+            self._known_keys(actor)
             return
         if isinstance(actor, InstanceActor):
             self._one_emitter(actor.name, actor.spoken)
         elif isinstance(actor, OutletActor) and actor.committed != self.epochs[actor.place]:
             self._growing_epochs(actor.place, actor.committed)
         self._one_holder()
+
+    def _known_keys(self, gateway: GatewayActor) -> None:
+        """A gateway knows the key of every record in its ingress log, whenever it died."""
+        if not gateway.is_there:
+            return
+        history, start = gateway.ingress.history, self.looked[gateway.name]
+        taken = {one.key for _, records in history[start:] for one in records if one.kind == Kind.DATA}
+        if unknown := taken - gateway.gateway.keys.keys():
+            raise Violation("lost", f"{gateway.name} does not know {sorted(unknown)}, whose records are in its log")
+        self.looked[gateway.name] = len(history)
 
     def _one_emitter(self, name: str, spoken: list[Result]) -> None:
         """At most one instance emits for a key in an epoch."""
