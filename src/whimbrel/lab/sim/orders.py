@@ -60,6 +60,8 @@ class Journal:
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
         self._world.maybe_stumble(0.005)
+        # What fails when nothing else will happen is not made up for.
+        self._world.maybe_err(0.01 if any(gateway.left for gateway in self._world.gateways.values()) else 0.1)
         self.blobs |= {migration.move.id: wire.pack(migration) for migration in migrations}
         self._world.maybe_die(0.005)
 
@@ -194,10 +196,15 @@ class Site:
             return
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
+            actor.serve()
             return
         begun = actor.checkpoints[self.name].has_begun
         if world.chaos and world.random.random() < 0.1:
-            raise Retry("the instance started, and stopped") if begun else Unstarted("no such master")
+            if begun:
+                raise Retry("the instance started, and stopped")
+            if world.is_rough and world.later.random() < 0.5:
+                actor.start(self.name, idle=True)  # by an earlier call, whose answer nobody waits for
+            raise Unstarted("no such master")
         actor.start(self.name)
         try:
             actor.work()  # the site responds once the instance serves
@@ -269,7 +276,7 @@ class CoordinatorActor(Actor):
         rng = self.world.random
         self.world.maybe_die(0.02)
         self.decisions.check_due()
-        if self.todo.queues and self.world.later.random() >= 0.2:
+        if self.todo.queues and self.world.later.random() >= (0.6 if self.world.is_rough else 0.2):
             self._do(rng.choice(list(self.todo.queues)))
             return True
         # Orders, and a restoration that ends a migration, may come while commands are pending.
@@ -296,6 +303,7 @@ class CoordinatorActor(Actor):
         open_ones = self._open()
         acts = any(m.is_standby for m in open_ones) or (open_ones and self.abort_odds)
         missing = self.world.suspects or self.world.stale
+        acts = acts or self.decisions._overdue  # what could not be journalled is due
         return bool(acts or self._wants_more or missing or self.coordinator.losses.interrupted())
 
     @property
