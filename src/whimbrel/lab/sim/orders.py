@@ -107,7 +107,11 @@ class Gateway:
         world = self._world
         routers = sorted(command.move.routers)
         for router in world.random.sample(routers, len(routers)):
-            if not world.gateways[router].order(command):
+            try:
+                is_there = world.gateways[router].order(command)
+            except Stop as error:  # nothing but the gateway deletes entries of its log
+                raise Violation("lost", f"{router} cannot replay its log: {error}") from error
+            if not is_there:
                 raise Retry(f"{router} is unreachable")
             world.maybe_die(0.02)
 

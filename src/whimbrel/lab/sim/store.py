@@ -196,8 +196,13 @@ class StoreActor(Actor):
         self.covered.append((horizon, {key: version.seq for key, version in newest.items()}))
 
     def of_bases(self) -> list[str]:
-        """The names of all bases and their segments."""
-        return [name for name in self.objects.blobs if name.startswith((f"{STAGE}/bases/", f"{STAGE}/base-segments/"))]
+        """The objects of bases of which any one may be damaged. Not the only index, if there are segments without an
+        index: their base may be unfinished, or the reason why increments were deleted, and readers refuse both."""
+        every = sorted(self.objects.blobs)
+        indexes = [name for name in every if name.startswith(f"{STAGE}/bases/")]
+        segments = [name for name in every if name.startswith(f"{STAGE}/base-segments/")]
+        strange = {*map(names.number_of, segments)} - {*map(names.number_of, indexes)}
+        return [*segments, *(indexes if len(indexes) > 1 or not strange else [])]
 
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
