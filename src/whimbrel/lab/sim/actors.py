@@ -175,7 +175,7 @@ class InstanceActor(Actor):
             checkpoint=checkpoint,
             records=_rows,
             encode=inbox.encode,
-            trim_every=1,
+            trim_every=8 if world.is_rough else 1,
             most=8,
             most_bytes=world.most_bytes,
             new_id=lambda: f"checkpoint {self.lives}",
