@@ -17,7 +17,7 @@ from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, JOURNAL, GatewayJourn
 from whimbrel.orchestrator.ports import GatewayBeat, GatewayPort, check_names
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import GatewayRole
-from whimbrel.rpc.access import credential
+from whimbrel.rpc.access import Credential, credential
 from whimbrel.rpc.remote import bare, offer
 from whimbrel.rpc.server import Server
 from whimbrel.rpc.tls import Tls
@@ -48,9 +48,13 @@ class GatewayProcess:
             store=deployment.store,
             save_every=deployment.save_every,
         )
+        self._serve(secret, tls)
+
+    def _serve(self, secret: Credential, tls: Tls | None, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Offer the role to the orchestrator, and send it heartbeats, once it starts."""
         api = bare("whimbrel gateway")
         offer(api, GatewayPort, self.role, secret, check_names)
-        self.server = Server.between(api, tls)
+        self.server = Server.between(api, tls, host, port)
         self._heart = Heart(self._beat)
 
     def start(self) -> None:
@@ -61,7 +65,7 @@ class GatewayProcess:
         self.role.start_feeds()
 
     def _beat(self) -> None:
-        self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status()))
+        self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status(), self.role.around.here))
 
     @property
     def error(self) -> Exception | None:
@@ -77,6 +81,11 @@ class GatewayProcess:
         yield self.server.stop
         yield from self.role.ends()
         yield from self.role.outlet_ends()
+        yield from self._ways_end()
         yield self.logs.close
         yield self.journal.close
         yield self._lock.close
+
+    def _ways_end(self) -> Iterator[Callable[[], object]]:
+        """The calls that stop what results and records leave by, once no more come."""
+        yield from ()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +22,10 @@ from whimbrel.core.errors import Retry, Stale, Unavailable, UnknownName
 from whimbrel.core.link import Link
 from whimbrel.core.names import gateway_role, site_role
 from whimbrel.deploy.deployment import TRIGGER
-from whimbrel.deploy.ending import end_all
+from whimbrel.deploy.gateway import GatewayProcess
 from whimbrel.deploy.layout import Layout, homes_of
-from whimbrel.deploy.life import Heart, new_life
+from whimbrel.deploy.life import new_life
+from whimbrel.deploy.site import SiteProcess
 from whimbrel.gateway.clock import wall_us
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import is_power
@@ -34,17 +34,14 @@ from whimbrel.log.lock import lock_role
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.directory import claim_directory
 from whimbrel.orchestrator.journal import GATEWAY_JOURNAL, GatewayJournal, JournalReader
-from whimbrel.orchestrator.ports import GatewayBeat, GatewayPort, OrchestratorPort, SiteBeat, SitePort, check_names
-from whimbrel.pipeline import Pipeline, common_schema
+from whimbrel.orchestrator.ports import OrchestratorPort
+from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import GatewayRole
 from whimbrel.roles.neighbourhood import Neighbourhood, Reception
-from whimbrel.roles.site import engine_of, host_maker, site_disk
 from whimbrel.rpc.access import credential
-from whimbrel.rpc.remote import bare, offer, remote
-from whimbrel.rpc.server import Server
+from whimbrel.rpc.remote import remote
 from whimbrel.rpc.tls import Tls
 from whimbrel.site.neighbours import Neighbours
-from whimbrel.site.site import Site
 from whimbrel.transport.connection import Connect
 from whimbrel.transport.identity import Identity
 from whimbrel.transport.receiver import Receiver
@@ -111,26 +108,19 @@ class Place(NamedTuple):
             if there != self.name
         }
 
-    def server(self, offset: int, port: type, target: object, role: str, check: Callable[..., None] | None) -> Server:
-        """The port on which a role of this place serves the orchestrator."""
-        calls = bare(f"whimbrel {role}")
-        offer(calls, port, target, credential(self.keys, role), *([check] if check else []))
-        host, first = self.endpoint
-        return Server.between(calls, self.tls, host, first + offset)
-
 
 def deployment_of(pipeline: Pipeline, keys: Path) -> str:
     """The name of a deployment in its spools: that of the pipeline and of the authority."""
     return f"{pipeline.name}/{Identity.of(keys).authority()}"
 
 
-class PlaceGateway:
-    """`whimbrel gateway --place NAME`."""
+class PlaceGateway(GatewayProcess):
+    """The gateway of `whimbrel place NAME`."""
 
     def __init__(self, place: Place) -> None:
         place.check()
         data, pipeline = make_folder(place.data), place.pipeline
-        self._place, self._role, self._life = place, gateway_role(place.name), new_life()
+        self._place, self._life, role = place, new_life(), gateway_role(place.name)
         self._lock = lock_role(data, "gateway")
         self.journal = GatewayJournal(data / GATEWAY_JOURNAL, place.durable)
         stages, places = [stage.name for stage in pipeline.stages], list(place.layout.places)
@@ -138,7 +128,7 @@ class PlaceGateway:
         self.logs, self._loop = Logs(make_folder(data / "logs"), place.durable), EventLoop()
         self._routes = place.routes(RECORDS, self._loop)
         self._messages = place.spools(STATE)
-        self._orchestrator = place.orchestrator(self._role)
+        self._orchestrator = place.orchestrator(role)
         self.role = GatewayRole(
             pipeline,
             self.logs,
@@ -155,79 +145,49 @@ class PlaceGateway:
         deployment = deployment_of(pipeline, place.keys)
         self._receiver = Receiver(place.name, deployment, reception.log_of, reception.may_append)
         self._port: ReceiverServer | None = None
-        self.server = place.server(1, GatewayPort, self.role, self._role, check_names)
-        self._heart = Heart(self._beat)
+        host, first = place.endpoint
+        self._serve(credential(place.keys, role), place.tls, host, first + 1)
 
     def start(self) -> None:
-        """Start to deliver, to accept what other places send, and to ingest."""
-        self.role.start()
-        identity = Identity.of(self._place.keys)
-        self._port = ReceiverServer(self._loop, self._receiver, identity, *self._place.endpoint)
+        """Start to accept what other places send, to deliver and to ingest."""
+        self._port = ReceiverServer(self._loop, self._receiver, Identity.of(self._place.keys), *self._place.endpoint)
         self._routes.start()
-        self.server.start()
-        self._heart.start()
-        self.role.start_feeds()
-
-    def _beat(self) -> None:
-        self._orchestrator.beat(GatewayBeat(self._life, self.server.url, self.role.status(), self._place.name))
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the process had to end."""
-        return self._heart.error
-
-    def stop(self) -> None:
-        """Stop; the content of the logs is delivered at the next start."""
-        end_all(self._ends())
+        super().start()
 
     def _ends(self) -> Iterator[Callable[[], object]]:
-        yield self._heart.stop
-        yield self.server.stop
         if self._port is not None:
             yield self._port.close
-        yield from self.role.ends()
-        yield from self.role.outlet_ends()
+        yield from super()._ends()
+
+    def _ways_end(self) -> Iterator[Callable[[], object]]:
         yield self._routes.stop
         for spool in self._messages.values():
             yield spool.close
         yield self._loop.close
-        yield self.logs.close
-        yield self.journal.close
-        yield self._lock.close
 
 
-class PlaceSite:
-    """`whimbrel site NAME` of a place."""
+class PlaceSite(SiteProcess):
+    """The site of `whimbrel place NAME`."""
 
     def __init__(self, place: Place) -> None:
         place.check()
         data, pipeline, name = make_folder(place.data), place.pipeline, place.name
-        self._life, self._role = new_life(), site_role(name)
+        self._life, role = new_life(), site_role(name)
         self._lock = lock_role(data, f"site-{name}")
         self._decided = JournalReader(data / GATEWAY_JOURNAL)
         self._stages = [stage.name for stage in pipeline.stages]
         self.logs, self._loop = Logs(make_folder(data / "logs"), place.durable), EventLoop()
         self.links = Neighbours(place.routes(STATE, self._loop), self._place_of, self.logs.inbox)
-        self._orchestrator = place.orchestrator(self._role)
-        self.engine = engine_of(place.layout.host, f"{pipeline.name}-{name}")
-        first = common_schema([one.make() for one in pipeline.placed_sources()])
-        schemas = {stage.name: stage.schema or first for stage in pipeline.stages}
+        self._orchestrator = place.orchestrator(role)
         trigger = place.layout.trigger or TRIGGER
-        make = host_maker(pipeline, self.logs, self.engine, self.links, schemas, trigger)
-        folder = make_folder(data / "sites") / name
-        self.site = Site(
-            name, folder, make, self.engine.saved, self.links, site_disk(name, data, RESERVE), place.durable
-        )
-        self.server = place.server(2, SitePort, self.site, self._role, None)
-        self._heart = Heart(self._beat)
+        self._compose(name, pipeline, data, place.layout.host, trigger, RESERVE, place.durable)
+        host, first = place.endpoint
+        self._serve(credential(place.keys, role), place.tls, host, first + 2)
 
     def start(self) -> None:
         """Run what ran here, send heartbeats, serve calls."""
         self.site.place(self._remembered())
-        self.links.start()
-        self.site.open()
-        self.server.start()
-        self._heart.start()
+        super().start()
         for instance in [name for name, place in self.site.places.items() if place == self.site.name]:
             with suppress(Retry, Stale):  # the site reports it, and the orchestrator starts it again
                 self.site.start(instance, wait=False)
@@ -246,32 +206,6 @@ class PlaceSite:
             raise Unavailable(f"{self.site.name} does not know yet where {instance} runs: the orchestrator will say it")
         return self.site.places[instance]
 
-    def _beat(self) -> None:
-        try:
-            self.engine.check()
-            self.site.check()
-            status = self.site.status()
-        except Retry as error:
-            raise RuntimeError("the status of the site cannot be determined") from error
-        self._orchestrator.beat(SiteBeat(self.site.name, self._life, self.server.url, status))
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the process had to end."""
-        return self._heart.error
-
-    def stop(self) -> None:
-        """Stop; the instances here continue from their checkpoints at the next start."""
-        end_all(self._ends())
-
     def _ends(self) -> Iterator[Callable[[], object]]:
-        yield self._heart.stop
-        yield self.server.stop
-        yield self.site.close
-        for instance in list(self.site.hosts):
-            yield partial(self.site.stop, instance)
-        yield self.links.stop
+        yield from super()._ends()
         yield self._loop.close
-        yield self.engine.stop
-        yield self.logs.close
-        yield self._lock.close

@@ -22,11 +22,11 @@ from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.ports import SiteBeat, SitePort
 from whimbrel.pipeline import Pipeline, common_schema
 from whimbrel.roles.site import engine_of, host_maker, site_disk
-from whimbrel.rpc.access import credential
+from whimbrel.rpc.access import Credential, credential
 from whimbrel.rpc.remote import bare, offer
 from whimbrel.rpc.server import Server
 from whimbrel.rpc.tls import Tls
-from whimbrel.site.links import Links, SpoolFolder
+from whimbrel.site.links import Links, Network, SpoolFolder
 from whimbrel.site.site import Site
 
 
@@ -57,16 +57,26 @@ class SiteProcess:
         durable = is_power(deployment.durability)
         self.logs = Logs(data / "logs", durable)
         spools = SpoolFolder(data / "logs", durable)
-        self.links = Links(deployment.sites, deployment.links, spools, self._site_of, self.logs.inbox, [name])
+        self.links: Network = Links(deployment.sites, deployment.links, spools, self._site_of, self.logs.inbox, [name])
+        self._compose(name, pipeline, data, host, deployment.trigger, deployment.reserve, durable)
+        self._serve(secret, tls)
+
+    def _compose(
+        self, name: str, pipeline: Pipeline, data: Path, host: str, trigger: str, reserve: int, durable: bool
+    ) -> None:
+        """Make the site and its engine, over logs and links."""
         self.engine = engine_of(host, f"{pipeline.name}-{name}")
         first = common_schema([one.make() for one in pipeline.placed_sources()])
         schemas = {stage.name: stage.schema or first for stage in pipeline.stages}
-        make = host_maker(pipeline, self.logs, self.engine, self.links, schemas, deployment.trigger)
-        disk, folder = site_disk(name, data, deployment.reserve), make_folder(data / "sites") / name
+        make = host_maker(pipeline, self.logs, self.engine, self.links, schemas, trigger)
+        disk, folder = site_disk(name, data, reserve), make_folder(data / "sites") / name
         self.site = Site(name, folder, make, self.engine.saved, self.links, disk, durable)
-        api = bare(f"whimbrel site {name}")
+
+    def _serve(self, secret: Credential, tls: Tls | None, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Offer the site to the orchestrator, and send it heartbeats, once it starts."""
+        api = bare(f"whimbrel site {self.site.name}")
         offer(api, SitePort, self.site, secret)
-        self.server = Server.between(api, tls)
+        self.server = Server.between(api, tls, host, port)
         self._heart = Heart(self._beat)
 
     def start(self) -> None:

@@ -75,6 +75,12 @@ class Network(Protocol):
     """What a site needs of the links that begin there: `Links`, or `Neighbours` (neighbours.py) if each site owns its
     disk."""
 
+    def start(self) -> None:
+        """Start delivering, first what an earlier run has left."""
+
+    def stop(self) -> None:
+        """Stop; the rest is delivered after the next start."""
+
     def inbox(self, source: str, destination: str) -> Appendable:
         """The control lane of an instance's inbox, for writes of another instance, here."""
 
