@@ -34,8 +34,8 @@ class Invariants:
         self.lives: dict[str, tuple[bool, InlineHost]] = {}
         self.asked: dict[str, tuple[list[Instance], int]] = {}
         self.shared: dict[str, set[str]] = {}
-        """By key that several instances hold: these instances. `asked`: by instance that was inspected for it, its parts
-        and its last batch. Only a step of its own, or a restart, changes them: `lives` tells that of others."""
+        """By key that several instances hold: these instances. `asked`: by instance inspected for it, its parts and its
+        last batch. Only a step of its own, or a restart, changes them; `lives` shows whether another was restarted."""
 
     def __call__(self, actor: Actor) -> None:
         """Check the state that the actor may have changed."""
