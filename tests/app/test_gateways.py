@@ -66,6 +66,14 @@ def test_a_fence_reaches_every_place_and_fails_with_any() -> None:
         every.fence("s", move("k"))
 
 
+def test_the_placement_reaches_all_others_though_one_is_away() -> None:
+    ports, every = gateways()
+    ports["cloud"].away = True
+    with pytest.raises(Unavailable):
+        every.place("s", {"s-1": "edge-1"})
+    assert [place for place, port in ports.items() if port.calls == ["place"]] == ["edge-1", "edge-2"]
+
+
 def test_the_store_is_asked_at_the_home() -> None:
     ports, every = gateways()
     every.order_checkpoint("s")

@@ -74,6 +74,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: wb.run(counting().stage("two", Count(), key="sensor", schema="key string, n long")),
         "it has: key, n",
     ),
+    "a source at a place": (
+        lambda: wb.run(pipeline(wb.Items([{"k": "a"}], at="edge-1")).stage("s", Count())),
+        "place 'edge-1', and here all sites share one disk",
+    ),
     "no rows and no schema": (lambda: wb.run(pipeline(wb.Items([])).stage("s", Count())), "schema='name type"),
 }
 

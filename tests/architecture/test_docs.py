@@ -7,15 +7,20 @@ import re
 import sqlite3
 import subprocess
 import sys
+from configparser import ConfigParser
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from scripts import diagrams, journeys
+from whimbrel.cli.main import make_app
 from whimbrel.core import record
 from whimbrel.core.protocols import PROTOCOLS, machine
+from whimbrel.deploy.up import REFUSED, STOP_TIMEOUT
 from whimbrel.log import EmbeddedLog
 from whimbrel.orchestrator.journal import GatewayJournal, Journal
 from whimbrel.spark.nearby import NOWHERE
@@ -186,3 +191,18 @@ def test_contributing_names_events_and_commands_that_there_are() -> None:
     named = set(re.findall(r"`(\w+)`", habit))
     assert named, "examples help"
     assert not [name for name in named if not hasattr(machine, name) and not hasattr(record, name)]
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "docs/operations/systemd").iterdir()), ids=lambda path: path.name)
+def test_the_systemd_units_start_commands_that_exist(unit: Path) -> None:
+    """Each option in ExecStart is one of the command's, and the settings are those that a restart needs."""
+    parsed = ConfigParser(strict=False, interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment]
+    parsed.read(unit)
+    service = parsed["Service"]
+    words = service["ExecStart"].replace("%i", "edge-1").split()
+    assert words[0].endswith("/whimbrel")
+    commands: Any = get_command(make_app(words[1]))
+    commands.commands[words[1]].make_context(words[1], words[2:])
+    assert service["RestartPreventExitStatus"] == str(REFUSED)
+    assert float(service["TimeoutStopSec"]) > STOP_TIMEOUT

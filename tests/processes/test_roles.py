@@ -16,7 +16,7 @@ import pytest
 import whimbrel as wb
 from tests.app.test_pipeline import Count
 from tests.app.waiting import until
-from whimbrel.cli.processes import _finished
+from whimbrel.cli.processes import finished
 from whimbrel.core import wire
 from whimbrel.core.errors import Conflict, Unavailable, UnknownName
 from whimbrel.core.names import site_role
@@ -376,7 +376,7 @@ def test_what_failed_for_good_has_not_finished_and_ends_up_with_the_reason(house
     house.pipeline.sinks[:] = [(failing_sink, None)]
     control = house.begin().control
     role = house.open().role
-    has_finished = _finished(house.data, None)
+    has_finished = finished(house.data, None)
     for name in SITES:
         house.beat(name)
     if what == "sink":

@@ -35,7 +35,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     try:
         house.begin()
         house.open()
-        until(lambda: house.orchestrator and house.orchestrator.control.gateway.peer.life, "the gateway is heard")
+        until(lambda: house.orchestrator and house.orchestrator.control.gateways[""].peer.life, "the gateway is heard")
         yield house
     finally:
         house.close()
@@ -71,7 +71,7 @@ def test_a_process_speaks_in_its_own_name_alone(house: House) -> None:
             call()
     assert house.orchestrator is not None
     assert house.orchestrator.control.sites["edge-1"].peer.life is None
-    assert house.orchestrator.control.gateway.peer.life != "life"
+    assert house.orchestrator.control.gateways[""].peer.life != "life"
 
 
 def test_what_opens_one_door_opens_no_other(house: House) -> None:
@@ -121,8 +121,8 @@ def test_credentials_are_rotated_while_everything_runs(house: House) -> None:
         stale.beat(beat(house, "cloud"))
     orchestrator_as(house, "site-cloud").beat(beat(house, "cloud"))
     control.gateway.is_drained("count")
-    heard = control.gateway.peer._since
-    until(lambda: control.gateway.peer._since > heard, "the gateway beats on")
+    heard = control.gateways[""].peer._since
+    until(lambda: control.gateways[""].peer._since > heard, "the gateway beats on")
     assert gateway.error is None
     with suppress(Retry):  # whatever the answer is, it is one
         settled_in(house.data).has_finished()

@@ -105,6 +105,18 @@ def test_what_is_under_way_between_owners_is_not_covered_whatever_they_have_reac
     assert house.store.horizon("s") == 20
 
 
+def test_what_one_checkpoint_covers_the_next_one_covers_too_while_an_owner_still_receives_keys() -> None:
+    """That owner says -1. The records before the first checkpoint may be trimmed already."""
+    house = House()
+    house.round()
+    house.step(at_most=10)
+    house.now += 1
+    house.save("s-1")
+    house.store.write("s", increment(2, version("b", 20), reached=-1, instance="s-2"))
+    house.step(at_most=10)
+    assert (numbers(house.store), house.store.horizon("s"), house.keeper.horizon) == ([1, 2], 10, 10)
+
+
 def test_stages_are_apart() -> None:
     house = House()
     other = Keeper(house.store, "t")

@@ -48,8 +48,12 @@ def test_the_command_makes_a_folder_for_each_place_and_one_for_the_orchestrator(
         identity.check()
         assert identity.place() == place
         assert sorted(path.name for path in (keys / place).iterdir()) == [
-            "ca.pem", "certificate.pem", "key.pem", "revoked.pem",
+            "ca.pem", "certificate.pem", "credentials", "key.pem", "revoked.pem",
         ]  # fmt: skip
+    for role in ("gateway-edge-1", "site-edge-1"):
+        shared = [(keys / place / "credentials" / role).read_text() for place in ("edge-1", "orchestrator")]
+        assert shared[0] == shared[1], "the place and the orchestrator know it, and no other place"
+    assert not (keys / "cloud" / "credentials" / "site-edge-1").exists()
     assert names(keys / "edge-1") == ["edge-1", "10.0.0.2", "edge.example.org"]
     assert names(keys / "cloud") == ["cloud", "localhost", "127.0.0.1", "::1"]
 

@@ -7,9 +7,11 @@ from textwrap import dedent
 
 import pytest
 
-from whimbrel.core.errors import Refused
+import whimbrel as wb
+from tests.app.test_pipeline import Count
+from whimbrel.core.errors import Refused, UnknownName
 from whimbrel.core.keys import bin_of
-from whimbrel.deploy.layout import Layout, PlaceEntry, read_layout
+from whimbrel.deploy.layout import PORTS, Layout, PlaceEntry, choose_addresses, homes_of, read_layout
 
 WHOLE = """\
 job = "traffic.py"
@@ -141,3 +143,41 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_no_places(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"no places; add at least one: \[places.cloud\]"):
         read(tmp_path, 'job = "job.py"\n')
+
+
+OPEN = """\
+job = "job.py"
+
+[places.cloud]
+[places.edge-1]
+address = "127.0.0.1:0"
+[places.edge-2]
+address = "127.0.0.1:7701"
+"""
+
+
+def test_open_ports_are_chosen_once_and_lie_apart(tmp_path: Path) -> None:
+    file, layout = tmp_path / "addresses.json", read(tmp_path, OPEN)
+    choose_addresses(layout, file)
+    first = read_layout(tmp_path / "deployment.toml", file)
+    choose_addresses(layout, file)
+    assert read_layout(tmp_path / "deployment.toml", file) == first
+    ports = [first.orchestrator.endpoint[1], *(entry.endpoint[1] for entry in first.places.values())]
+    taken = [port + number for port in ports for number in range(PORTS)]
+    assert len(set(taken)) == len(taken)
+    assert first.places["edge-2"].endpoint == ("127.0.0.1", 7701)
+
+
+def test_the_homes_of_keys_are_at_places_of_the_deployment(tmp_path: Path) -> None:
+    def pipeline(home: str | None) -> wb.Pipeline:
+        rows = [{"k": "a"}]
+        return wb.Pipeline("p", wb.Items(rows, home=home), key="k").stage("count", Count())
+
+    layout = read(tmp_path, OPEN)
+    assert homes_of(pipeline(None), layout)["count"].values() == {"cloud"}
+    assert homes_of(pipeline("edge-1"), layout)["count"].values() == {"edge-1"}
+    with pytest.raises(UnknownName, match="edge-9"):
+        homes_of(pipeline("edge-9"), layout)
+    other = read(tmp_path, OPEN + '[homes.sum]\nedge-1 = { bins = "0-511" }\n')
+    with pytest.raises(UnknownName, match="sum"):
+        homes_of(pipeline(None), other)

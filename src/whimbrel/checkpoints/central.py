@@ -108,7 +108,8 @@ class CentralStore:
 
         `parts`: every instance that owns keys, with its number of parts. They determine the horizon of the stage, which
         is limited to `at_most` because keys may be in transit between them. Increments of other instances, however old,
-        belong to the checkpoint as well.
+        belong to the checkpoint as well; so do those of the last checkpoint, and it covers no less than that: an
+        instance that still receives keys has reached nothing, and the log may be trimmed by then.
         """
         catalog = Catalog(self.objects, stage)
         increments, before = catalog.increments(), catalog.reach()
@@ -120,6 +121,7 @@ class CentralStore:
         number = max([*catalog.moments(), *catalog.bases()], default=0) + 1
         horizon = min(manifest.reached for _, manifest in catalog.manifests(last))
         horizon = horizon if at_most is None else min(horizon, at_most)
+        horizon = max(horizon, self.horizon(stage))
         moment = Moment(number, at_us, horizon, merged(before, increments))
         self.objects.put(names.moment(stage, number), wire.pack(moment))
         return number

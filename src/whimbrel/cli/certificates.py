@@ -10,6 +10,7 @@ import typer
 from whimbrel.cli.screen import echo
 from whimbrel.core.errors import Refused
 from whimbrel.core.names import SUPERVISOR
+from whimbrel.rpc.access import share_credentials
 from whimbrel.transport.certificates import DAYS, Authority
 
 
@@ -39,7 +40,9 @@ def certificates(
     for name in revoke or []:
         number = authority.revoke(name)
         echo(f"revoked {number} of {name}; copy revoked.pem to all places: each has it in its folder below {folder}")
-    for given in [*(place or []), *([SUPERVISOR] if place else [])]:
-        name, _, addresses = given.partition("=")
+    wanted = dict(given.partition("=")[::2] for given in place or [])
+    for name, addresses in {**wanted, **({SUPERVISOR: wanted.get(SUPERVISOR, "")} if wanted else {})}.items():
         made = authority.issue(name, [one for one in addresses.split(",") if one], days, renew=renew)
+        if name != SUPERVISOR:
+            share_credentials(folder, [name])
         echo(f"{folder / name}: {'made' if made else 'still good'}")

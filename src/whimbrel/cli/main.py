@@ -21,6 +21,7 @@ COMMANDS = {
     "orchestrator": "processes",
     "gateway": "processes",
     "site": "processes",
+    "place": "places",
     "warm": "warm",
     "bench": "bench",
     "token": "token",

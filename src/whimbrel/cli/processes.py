@@ -27,7 +27,11 @@ from whimbrel.roles.site import check_stages
 from whimbrel.rpc.peers import DEAD, SUSPECT
 from whimbrel.rpc.tls import Tls, tls_of
 
-Job = Annotated[str, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")]
+PIPELINE = "The Python file that makes the pipeline: job.py, or job.py:name."
+Job = Annotated[str, typer.Option(help=PIPELINE)]
+OptionalJob = Annotated[
+    str | None, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")
+]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
 Sites = Annotated[str, typer.Option(help="The sites, separated by commas; all keys start at the first.")]
 Links = Annotated[str, typer.Option(help='The links between the sites, e.g. "delay=100ms,rate=20mbit".')]
@@ -60,12 +64,20 @@ Key = Annotated[Path | None, typer.Option(help="TLS: the key of the certificate.
 Ca = Annotated[Path | None, typer.Option(help="TLS: the authority that has signed the certificates of all processes.")]
 LogFormat = Annotated[str, typer.Option(help="The format of log lines on standard error: text, or json.")]
 LogLevel = Annotated[str, typer.Option(help="The lowest level that is logged: debug, info, warning, error.")]
+File = Annotated[
+    Path | None,
+    typer.Option(help="The deployment file, if every site is a place of its own: places, addresses, homes."),
+]
+Keys = Annotated[Path | None, typer.Option(help="The folder that `whimbrel certificates` made for the orchestrator.")]
+Chosen = Annotated[Path | None, typer.Option(hidden=True)]
 Child = Annotated[bool, typer.Option("--until-input-ends", help="End when the standard input ends.")]
 
 
 def orchestrator(
-    job: Job,
     data: Data,
+    job: Annotated[str | None, typer.Option(help=PIPELINE)] = None,
+    deployment: File = None,
+    keys: Keys = None,
     sites: Sites = "cloud,edge-1",
     links: Links = "ideal",
     trigger: Trigger = TRIGGER,
@@ -85,6 +97,7 @@ def orchestrator(
     certificate: Certificate = None,
     key: Key = None,
     ca: Ca = None,
+    addresses: Chosen = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     until_input_ends: Child = False,
@@ -94,14 +107,22 @@ def orchestrator(
     Example: whimbrel orchestrator --job job.py --data DIR --sites cloud,edge-1
     """
     log = LogSettings("orchestrator", log_format, log_level)
-    deployment = Deployment(
+    if deployment is not None:
+        from whimbrel.deploy.places import orchestrator_of
+
+        make = orchestrator_of(deployment, addresses, data, keys, port, suspect, dead)
+        run_process(make, log, until_input_ends, private=True)
+        return
+    if job is None:
+        raise Refused("nothing to run: give --job FILE, or --deployment FILE")
+    there = Deployment(
         _names(sites), links, trigger, keep, max_backlog, _address(store), save_every, reserve, durability, host
     )
-    _live(
+    run_process(
         lambda: OrchestratorProcess(
             load_job(job),
             data,
-            deployment,
+            there,
             port=port,
             suspect=suspect,
             dead=dead,
@@ -132,7 +153,7 @@ def gateway(
     Example: whimbrel gateway --job job.py --data DIR
     """
     make = lambda: GatewayProcess(load_job(job), data, orchestrator, tls_of(certificate, key, ca))  # noqa: E731
-    _live(make, LogSettings("gateway", log_format, log_level), until_input_ends)
+    run_process(make, LogSettings("gateway", log_format, log_level), until_input_ends)
 
 
 def site(
@@ -162,12 +183,13 @@ def site(
 
         return SiteProcess(name, load_job(job), data, orchestrator, tls_of(certificate, key, ca), host)
 
-    _live(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
+    run_process(make, LogSettings(f"site {name}", log_format, log_level), until_input_ends, private=True)
 
 
 def up(
-    job: Annotated[str, typer.Argument(help="The Python file that makes the pipeline: job.py, or job.py:name.")],
     data: Data,
+    job: Annotated[str | None, typer.Argument(help=PIPELINE)] = None,
+    deployment: File = None,
     sites: Sites = "cloud,edge-1",
     links: Links = "ideal",
     trigger: Trigger = TRIGGER,
@@ -196,8 +218,22 @@ def up(
 
     Ctrl-C ends all; started again with the same directory, the pipeline continues where it stopped.
 
-    Example: whimbrel up job.py --sites cloud,edge-1 --data DIR
+    With `--deployment` every site is a place: it has a directory, a gateway and a disk of its own below DIR, as on a
+    machine of its own. The file says the rest.
+
+    Examples: whimbrel up job.py --sites cloud,edge-1 --data DIR
+
+              whimbrel up --deployment traffic.toml --data DIR
     """
+    if deployment is not None:
+        if job is not None:
+            raise Refused(f"the deployment file names the job, so {job} is one too many: leave it out")
+        from whimbrel.cli.places import up_places
+
+        up_places(deployment, data, log_format, log_level, port, suspect, dead, until_done, until_input_ends)
+        return
+    if job is None:
+        raise Refused("nothing to run: give the file that makes the pipeline, or --deployment FILE")
     tls = tls_of(certificate, key, ca)
     check_stages(load_job(job), host)
     LogSettings("up", log_format, log_level)  # an error in it is reported once, and not by every process
@@ -220,7 +256,7 @@ def up(
         _report("sites start in two thirds of the time once `whimbrel warm` has run on this machine")
     if until_input_ends:
         threading.Thread(target=end_with_input, name="parent", daemon=True).start()
-    supervise(commands, _report, _finished(data, tls) if until_done else lambda: False)
+    supervise(commands, _report, finished(data, tls) if until_done else lambda: False)
 
 
 def _wants_archive() -> bool:
@@ -243,7 +279,7 @@ def _report(line: str) -> None:
     sys.stdout.flush()
 
 
-def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
+def finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
     """A function that asks the orchestrator at most once per second. Raises if the pipeline can never finish."""
     asked = time.monotonic()
     there = settled_in(data, tls)
@@ -266,7 +302,10 @@ def _finished(data: Path, tls: Tls | None) -> Callable[[], bool]:
     return has_finished
 
 
-def _live(make: Callable[[], Process], log: LogSettings, until_input_ends: bool, *, private: bool = False) -> None:
+def run_process(
+    make: Callable[[], Process], log: LogSettings, until_input_ends: bool, *, private: bool = False
+) -> None:
+    """Run a process until it is ended; a refusal ends it with a status that says that a restart cannot help."""
     try:
         live(make, until_input_ends=until_input_ends, private=private, log=log)
     except Conflict:  # the conflicting process may be about to end

@@ -32,6 +32,11 @@ def site_role(site: str) -> str:
     return f"site-{site}"
 
 
+def gateway_role(place: str = "") -> str:
+    """The role of the gateway of a place, or of the only one."""
+    return f"{GATEWAY}-{place}" if place else GATEWAY
+
+
 def router_of(stage: str, place: str = "") -> str:
     """The name of the router into a stage at a place."""
     return f"gateway-{stage}@{place}" if place else f"gateway-{stage}"

@@ -24,8 +24,10 @@ Everything is checked when the file is read. An error names the file and the lin
 from __future__ import annotations
 
 import re
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -35,11 +37,15 @@ import msgspec
 from whimbrel.core.errors import Refused, UnknownName, WhimbrelError
 from whimbrel.core.keys import BINS, KeyMap, Selection
 from whimbrel.core.link import IDEAL, Link
-from whimbrel.core.names import check_name
+from whimbrel.core.names import SUPERVISOR, check_name
+from whimbrel.log.private import replace_text
+from whimbrel.pipeline import Pipeline
 
 T = TypeVar("T")
 Keys = tuple[str, ...]
 """The way to a value: the names of its tables, then its own."""
+PORTS = 3
+"""Consecutive ports of a place: for the other places, for the orchestrator's calls of its gateway, and of its site."""
 ADDRESS = r"^(?P<host>\[[0-9A-Fa-f:]+\]|[\w.-]+):(?P<port>\d{1,5})\Z"
 
 
@@ -51,12 +57,22 @@ class PlaceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str | None = None
     """Its directory; if not given, one of its name below the deployment's."""
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port."""
+        return _endpoint(self.address)
+
 
 class OrchestratorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[orchestrator]`."""
 
     address: str = "127.0.0.1:0"
     data: str | None = None
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port."""
+        return _endpoint(self.address)
 
 
 class TlsEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +114,10 @@ class Layout(msgspec.Struct, frozen=True):
     trigger: str | None = None
     durability: str = "process"
 
+    def link(self, one: str, other: str) -> str:
+        """The emulated link between two places."""
+        return self.links.get((one, other), "ideal")
+
     @property
     def first(self) -> str:
         """The first place: the default home of keys, and the default place of sources and sinks."""
@@ -108,8 +128,71 @@ PLAIN = {"job": str, "host": str, "trigger": str, "durability": str}
 TABLES: dict[str, Any] = {"orchestrator": OrchestratorEntry, "store": StoreEntry, "tls": TlsEntry}
 
 
-def read_layout(path: Path) -> Layout:
-    """Read and check a deployment file. Raises `Refused`, with the file and the line."""
+def read_layout(path: Path, addresses: Path | None = None) -> Layout:
+    """Read and check a deployment file. Raises `Refused`, with the file and the line. `addresses`: the file with the
+    addresses that were chosen in place of port 0 (`choose_addresses`)."""
+    found = _read(path)
+    chosen = msgspec.json.decode(addresses.read_bytes(), type=dict[str, str]) if addresses is not None else {}
+    places = {
+        name: msgspec.structs.replace(entry, address=chosen.get(name, entry.address))
+        for name, entry in found.places.items()
+    }
+    orchestrator = msgspec.structs.replace(
+        found.orchestrator, address=chosen.get(SUPERVISOR, found.orchestrator.address)
+    )
+    return msgspec.structs.replace(found, places=places, orchestrator=orchestrator)
+
+
+def homes_of(pipeline: Pipeline, layout: Layout) -> dict[str, KeyMap[str]]:
+    """By stage: the place that is each key's home."""
+    for stage in layout.homes:
+        if stage not in {one.name for one in pipeline.stages}:
+            raise UnknownName("stage", stage, [one.name for one in pipeline.stages])
+    if pipeline.home is not None and pipeline.home not in layout.places:
+        raise UnknownName("place", pipeline.home, list(layout.places))
+    first = pipeline.stages[0].name
+    found = {one.name: layout.homes.get(one.name) or KeyMap(layout.first) for one in pipeline.stages}
+    if pipeline.home is not None and first not in layout.homes:
+        found[first] = KeyMap(pipeline.home)
+    return found
+
+
+def choose_addresses(layout: Layout, file: Path) -> None:
+    """Choose ports of this machine where the layout leaves them open, once for all starts of a deployment."""
+    chosen = msgspec.json.decode(file.read_bytes(), type=dict[str, str]) if file.exists() else {}
+    wanted = {SUPERVISOR: layout.orchestrator.address, **{name: one.address for name, one in layout.places.items()}}
+    taken = {int(address.rpartition(":")[2]) for address in chosen.values()}
+    for name, address in wanted.items():
+        if name not in chosen and address.endswith(":0"):
+            host = address.rpartition(":")[0]
+            while (port := _free_ports(host)) in taken:
+                pass
+            taken |= {*range(port - PORTS + 1, port + PORTS)}
+            chosen[name] = f"{host}:{port}"
+    replace_text(file, msgspec.json.encode(chosen).decode())
+
+
+def _endpoint(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _free_ports(host: str) -> int:
+    """The first of some consecutive free ports."""
+    while True:
+        with ExitStack() as open_ones:
+            first = 0
+            try:
+                for number in range(PORTS):
+                    found = open_ones.enter_context(socket.socket())
+                    found.bind((host, first + number if number else 0))
+                    first = first or found.getsockname()[1]
+            except (OSError, OverflowError):
+                continue
+            return first
+
+
+def _read(path: Path) -> Layout:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

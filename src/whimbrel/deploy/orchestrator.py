@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from whimbrel.api.server import ApiServer
 from whimbrel.core.errors import Refused, Retry, Stale, UnknownName
-from whimbrel.core.names import GATEWAY, SUPERVISOR, check_name, site_role
+from whimbrel.core.keys import KeyMap
+from whimbrel.core.names import GATEWAY, SUPERVISOR, check_name, gateway_role, site_role
 from whimbrel.deploy.deployment import Deployment
 from whimbrel.deploy.ending import end_all
 from whimbrel.deploy.life import ADDRESS, address_in
@@ -27,10 +29,11 @@ from whimbrel.log.lock import lock_role
 from whimbrel.log.private import replace_text
 from whimbrel.orchestrator.control import Control
 from whimbrel.orchestrator.directory import claim_directory
+from whimbrel.orchestrator.gateways import Gateways
 from whimbrel.orchestrator.journal import JOURNAL, Journal
-from whimbrel.orchestrator.known_keys import keys_in
+from whimbrel.orchestrator.known_keys import Follow, keys_in
 from whimbrel.orchestrator.policy import Policy
-from whimbrel.orchestrator.ports import GatewayBeat, OrchestratorPort, SiteBeat, check_caller
+from whimbrel.orchestrator.ports import GatewayBeat, GatewayPort, OrchestratorPort, SiteBeat, check_caller
 from whimbrel.orchestrator.stage import Shape
 from whimbrel.pipeline import Pipeline
 from whimbrel.roles.gateway import store_at
@@ -40,7 +43,7 @@ from whimbrel.rpc.peers import DEAD, SUSPECT, RemoteGateway, RemoteSite
 from whimbrel.rpc.remote import bare, offer, remote
 from whimbrel.rpc.server import Server
 from whimbrel.rpc.tls import Tls
-from whimbrel.site.links import links_of
+from whimbrel.site.links import Given, links_of
 
 PERIOD = 0.2
 
@@ -60,8 +63,12 @@ def settled_in(data: Path, tls: Tls | None = None) -> Settled:
     return remote(Settled, lambda: address_in(data), credential(data, SUPERVISOR), tls=tls)
 
 
+def _one_home(stage: str) -> KeyMap[str]:
+    return KeyMap("")
+
+
 class RemoteControl(Control):
-    """The control of a deployment whose sites and gateway are other processes."""
+    """The control of a deployment whose sites and gateways are other processes."""
 
     sites: dict[str, RemoteSite]
 
@@ -78,11 +85,23 @@ class RemoteControl(Control):
         restore_to: Sequence[str] = (),
         tls: Tls | None = None,
         accept_loss: Collection[str] = (),
+        homes: Mapping[str, KeyMap[str]] | None = None,
+        links: Given | None = None,
     ) -> None:
         """`credentials`: by role, the secret it shares with the orchestrator. `restores`: the keys of dead sites are
-        restored automatically, at `restore_to`, or at any other site. `accept_loss`: instances that may start anew."""
+        restored automatically, at `restore_to`, or at any other site. `accept_loss`: instances that may start anew.
+        `homes`: if every site is a place of its own, by stage the home of each key. `links`: if not those of the
+        deployment."""
         there = {name: RemoteSite(name, credentials[site_role(name)], suspect, dead, tls) for name in deployment.sites}
-        self.gateway = RemoteGateway(credentials[GATEWAY], suspect, dead, tls)
+        self.gateways = {
+            place: RemoteGateway(credentials[gateway_role(place)], suspect, dead, tls, gateway_role(place))
+            for place in ([""] if homes is None else deployment.sites)
+        }
+        self.gateway: GatewayPort = self.gateways.get("") or Gateways(
+            self.gateways,
+            lambda stage: (homes or {})[stage].by_bin[0],
+            lambda instance: self.place_of(instance)[1],
+        )
         self._greeted: dict[str, str | None] = {}
         """By name: the life in which it was last initialised."""
         self._buried: set[str] = set()
@@ -90,9 +109,20 @@ class RemoteControl(Control):
         self._suspect = suspect
         self.policy: Policy | None = None
         shapes = {stage.name: Shape(stage.groups, stage.partitions) for stage in pipeline.stages}
-        self.logs, links = Logs(data / "logs", is_power(deployment.durability)), deployment.links
-        keys, saved = keys_in(self.logs), saved_by(deployment.host)
-        super().__init__(pipeline.name, shapes, data, journal, keys, there, self.gateway, wall_us, links, saved)
+        self.logs = Logs(data / "logs", is_power(deployment.durability))
+        super().__init__(
+            pipeline.name,
+            shapes,
+            data,
+            journal,
+            keys_in(self.logs) if homes is None else self._keys_at(homes),
+            there,
+            self.gateway,
+            wall_us,
+            links or deployment.links,
+            saved_by(deployment.host),
+            _one_home if homes is None else homes.__getitem__,
+        )
         self.chores.accept_loss.update(accept_loss)
         if restores and deployment.store is not None:
             self.policy = Policy(self, restore_to or None, wall_us)
@@ -100,11 +130,17 @@ class RemoteControl(Control):
     def beat(self, beat: SiteBeat | GatewayBeat) -> None:
         """Receive a heartbeat."""
         if isinstance(beat, GatewayBeat):
-            self.gateway.note_beat(beat)
+            if beat.place not in self.gateways:
+                raise UnknownName("place", beat.place, list(self.gateways))
+            self.gateways[beat.place].note_beat(beat)
         elif beat.name in self.sites:
             self.sites[beat.name].note_beat(beat)
         else:
             raise UnknownName("site", beat.name, list(self.sites))
+
+    def _keys_at(self, homes: Mapping[str, KeyMap[str]]) -> Callable[[str], Sequence[Follow]]:
+        """The keys of a stage, as the gateways of their homes know them."""
+        return lambda stage: [partial(self.gateways[place].keys, stage) for place in sorted(homes[stage].values())]
 
     def has_finished(self) -> bool:
         """Whether the source has ended, and everything that came from it is delivered."""
@@ -118,14 +154,20 @@ class RemoteControl(Control):
 
     def status(self) -> dict[str, Any]:
         """The status, including the liveness of all processes."""
-        peers = {"gateway": self.gateway.peer, **{name: site.peer for name, site in self.sites.items()}}
-        lives = {name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for name, peer in peers.items()}
+        peers = [*(one.peer for one in self.gateways.values()), *(one.peer for one in self.sites.values())]
+        lives = {peer.name: {"state": peer.state, "silent_s": round(peer.silence, 1)} for peer in peers}
         waiting = {} if self.policy is None else self.policy.waiting
         return {
             **super().status(),
             "processes": lives,
             "restore": {"automatic": self.policy is not None, "waiting": waiting},
         }
+
+    def _cut(self, one: str, other: str, is_cut: bool) -> None:
+        super()._cut(one, other, is_cut)
+        if "" not in self.gateways:  # each process of a place has its own connections
+            self.gateways[one].cut(other, is_cut)
+            self.gateways[other].cut(one, is_cut)
 
     def is_dead(self, site: str) -> bool:
         """Whether a site has sent no heartbeat for too long."""
@@ -135,9 +177,10 @@ class RemoteControl(Control):
 
     def look_after(self) -> None:
         """Initialise restarted processes, and stop instances that run where they must not."""
-        if self.gateway.peer.life != self._greeted.get(""):
-            self._greeted[""] = self.gateway.peer.life
-            self.chores.forget_sent("")
+        for gateway in self.gateways.values():
+            if gateway.peer.life != self._greeted.get(gateway.peer.name):
+                self._greeted[gateway.peer.name] = gateway.peer.life
+                self.chores.forget_sent("")
         for name, site in self.sites.items():
             with suppress(Retry):  # it is unreachable now: retried in the next period
                 if site.peer.life is not None and site.peer.life != self._greeted.get(name):
@@ -200,8 +243,14 @@ class OrchestratorProcess:
         restore_to: Sequence[str] = (),
         tls: Tls | None = None,
         accept_loss: Collection[str] = (),
+        homes: Mapping[str, KeyMap[str]] | None = None,
+        links: Given | None = None,
+        keys: Path | None = None,
+        endpoint: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
-        """`port`: for the orders of users. `tls`: for all its ports; users need no certificate of their own."""
+        """`port`: for the orders of users. `tls`: for all its ports; users need no certificate of their own. If every
+        site is a place of its own, `homes` has by stage the home of each key, `keys` is the folder with the credentials
+        of all places, and `endpoint` is where they reach the orchestrator."""
         sites = deployment.sites
         for name in restore_to:
             if name not in sites:
@@ -210,7 +259,7 @@ class OrchestratorProcess:
             raise Refused("site names must be unique, and at least one site is needed")
         for name in sites:
             check_name("site", name)
-        links_of(sites, deployment.links)
+        links_of(sites, links or deployment.links)
         store_at(deployment.store, deployment.save_every)
         is_power(deployment.durability)
         check_stages(pipeline, deployment.host)
@@ -218,16 +267,30 @@ class OrchestratorProcess:
         self.data, self.journal = data, Journal(data / JOURNAL)
         claim_directory(data, self.journal, pipeline.name, [stage.name for stage in pipeline.stages], sites)
         deployment.save(self.journal)
-        credentials = {role: credential(data, role) for role in [GATEWAY, *map(site_role, sites)]}
+        gateways = [GATEWAY] if homes is None else [*map(gateway_role, sites)]
+        credentials = {role: credential(keys or data, role) for role in [*gateways, *map(site_role, sites)]}
         self.control = RemoteControl(
-            pipeline, data, deployment, self.journal, credentials, suspect, dead, restores, restore_to, tls, accept_loss
+            pipeline,
+            data,
+            deployment,
+            self.journal,
+            credentials,
+            suspect,
+            dead,
+            restores,
+            restore_to,
+            tls,
+            accept_loss,
+            homes,
+            links,
         )
         calls = bare("whimbrel orchestrator")
         offer(calls, OrchestratorPort, self.control, credentials, check_caller)
         offer(calls, Settled, self.control, credential(data, SUPERVISOR))
-        self.server = Server.between(calls, tls)
+        self.server = Server.between(calls, tls, *endpoint)
         self.api: ApiServer | None = None
-        self._port, self._tls = port, tls
+        # Places are on other machines; users are on this one, unless a proxy with TLS lets in others.
+        self._port, self._tls = port, tls if homes is None else None
         self.error = None
         self._stopping = threading.Event()
         self._threads = [

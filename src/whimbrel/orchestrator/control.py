@@ -36,7 +36,7 @@ from whimbrel.orchestrator.orders import Answered, Receipt, Request
 from whimbrel.orchestrator.ports import FlowStatus, GatewayPort, SitePort
 from whimbrel.orchestrator.stage import Reach, Shape, StageControl
 from whimbrel.site.links import Given, check_pair, links_of
-from whimbrel.site.status import described
+from whimbrel.site.status import described, joined
 
 
 class Control:
@@ -61,7 +61,8 @@ class Control:
         has one site, of its name. By default there is one place, without a name, and all sites share its disk."""
         self.name, self.data, self.journal = pipeline, data, journal
         self.sites, self.saved, self._pausing = sites, saved, threading.Lock()
-        self._reach = Reach(sites, gateway, links_of(list(sites), links), self.is_dead)
+        shares_disk = all(homes(stage).values() == {""} for stage in shapes)
+        self._reach = Reach(sites, gateway, links_of(list(sites), links), self.is_dead, shares_disk)
         self.stages: dict[str, StageControl] = {}
         self.chores = Chores(self.stages, sites, gateway, lambda *named: self.orchestrator.renew(*named))
         self.orchestrator = Orchestrator(journal, sites, gateway, clock_us, self.chores.do, self.chores.is_left_behind)
@@ -124,6 +125,11 @@ class Control:
                 raise UnknownName("site", site, list(self.sites))
         if protocol is not None and protocol != "auto":
             protocol_named(protocol)
+        if protocol == "restart" and not self._reach.shares_disk:
+            raise Refused(
+                "restart copies a checkpoint, and the sites of this deployment do not share a disk; choose another "
+                "protocol: live moves the same keys without stopping them"
+            )
         if deadline <= 0 or (budget is not None and budget < 1):
             raise Refused(f"deadline must be > 0 s and budget >= 1 byte or None, got {deadline} and {budget}")
         return self.stages[stage]
@@ -215,8 +221,7 @@ class Control:
             "stages": {name: self._status_of(one, flow.stages.get(name, FlowStatus())) for name, one in stages},
             "links": {
                 way: msgspec.to_builtins(link)
-                for links in (flow.links, *(site.links for site in sites))
-                for way, link in links.items()
+                for way, link in joined([flow.links, *(site.links for site in sites)]).items()
             },
             "disks": {name: full for name, full in disks.items() if full},
             "held_up": {name: msgspec.to_builtins(one) for name, one in flow.held_up.items()},

@@ -8,17 +8,23 @@ from typing import Any
 
 from whimbrel.core import wire
 from whimbrel.core.errors import Refused
-from whimbrel.orchestrator.journal import Journal, JournalReader
+from whimbrel.orchestrator.journal import GatewayJournal, Journal, JournalReader
 
 
-def claim_directory(data: Path, journal: Journal, pipeline: str, stages: Sequence[str], sites: Sequence[str]) -> None:
+def claim_directory(
+    data: Path, journal: Journal | GatewayJournal, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+) -> None:
     """Assign a data directory to a pipeline. Raises if it belongs to another one."""
     check_directory(data, journal, pipeline, stages, sites)
     journal.save("pipeline", _belonging(pipeline, stages))
 
 
 def check_directory(
-    data: Path, journal: Journal | JournalReader, pipeline: str, stages: Sequence[str], sites: Sequence[str]
+    data: Path,
+    journal: Journal | GatewayJournal | JournalReader,
+    pipeline: str,
+    stages: Sequence[str],
+    sites: Sequence[str],
 ) -> None:
     """Raise if a data directory belongs to another pipeline, which could not read its content, or if a site with
     instances is missing. Sites may be added, not removed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from whimbrel.core.errors import Bug
+from whimbrel.core.errors import Bug, Retry
 from whimbrel.core.names import place_of as place_of_router
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
@@ -52,8 +52,14 @@ class Gateways:
         self._home(stage).order_checkpoint(stage)
 
     def place(self, stage: str, instances: dict[str, str]) -> None:
+        away: Retry | None = None
         for port in self._ports.values():
-            port.place(stage, instances)
+            try:
+                port.place(stage, instances)
+            except Retry as error:  # the others must not wait for it
+                away = error
+        if away is not None:
+            raise away
 
     def save(self, stage: str) -> bool:
         saved = [port.save(stage) for port in self._ports.values()]

@@ -18,7 +18,7 @@ import msgspec
 
 from whimbrel.checkpoints.version import StoreStatus
 from whimbrel.core.errors import Refused
-from whimbrel.core.names import GATEWAY, LONGEST, Name, Url, check_name, site_role
+from whimbrel.core.names import GATEWAY, LONGEST, Name, Url, check_name, gateway_role, site_role
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move, Report
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -162,11 +162,12 @@ class SiteBeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class GatewayBeat(msgspec.Struct, frozen=True, tag=True):
-    """Heartbeat of the gateway."""
+    """Heartbeat of a gateway. `place`: where it is, if there are several."""
 
     life: str
     url: Url
     status: GatewayStatus
+    place: str = ""
 
 
 class OrchestratorPort(Protocol):
@@ -192,8 +193,12 @@ def check_names(caller: str, call: Any) -> None:
 
 
 def check_caller(caller: str, call: Any) -> None:
-    """Raise `Refused` if a caller of the orchestrator uses another one's name. Only the gateway forwards notices."""
+    """Raise `Refused` if a caller of the orchestrator uses another one's name. Only gateways forward notices."""
     beat = getattr(call, "beat", None)
-    speaker = site_role(beat.name) if isinstance(beat, SiteBeat) else GATEWAY
+    if beat is None:
+        if not caller.startswith(GATEWAY):
+            raise Refused(f"{type(call).__name__} may be called by a {GATEWAY} only, not by {caller}")
+        return
+    speaker = site_role(beat.name) if isinstance(beat, SiteBeat) else gateway_role(beat.place)
     if caller != speaker:
         raise Refused(f"{type(call).__name__} may be called by {speaker} only, not by {caller}")

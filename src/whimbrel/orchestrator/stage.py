@@ -47,6 +47,8 @@ class Reach:
     links: Mapping[Pair, Link]
     is_dead: Callable[[str], bool] = lambda site: False
     """Whether a site is considered dead."""
+    shares_disk: bool = True
+    """Whether the sites share a disk: else a checkpoint cannot be copied from one to another."""
 
     def link(self, origin: str, target: str) -> Link:
         """The link between two sites, which may be the same."""
@@ -276,6 +278,7 @@ class StageControl:
             is_warm=len(sources) == 1 and len(standbys) == 1,
             source_runs=len(running) == len(sources),
             destination_runs=all(name in up for name in there),
+            shares_disk=self._reach.shares_disk,
             unsaved=None if flow.store is None else flow.store.unsaved,
         )
         protocol, why = choose(seen, limits)

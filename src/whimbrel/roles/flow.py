@@ -107,9 +107,13 @@ class StageFlow:
         committed = role.journal.load(f"outlet/{stage.name}")
         self.outlet.check(committed)
         check_way_out(stage.name, committed, self._outboxes, following)
+        messages = {
+            name: inbox if self.is_here(name) else self._around.messages_at(self.place_of(name), f"inbox-{name}")
+            for name, inbox in inboxes.items()
+        }
         for name, outbox in self._outboxes.items():
             if self.is_here(name):
-                check_messages(name, outbox, inboxes, self._logs.spools(), self._logs.increments(name).log)
+                check_messages(name, outbox, messages, self._logs.spools(), self._logs.increments(name).log)
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
         self._saving = threading.Lock()

@@ -92,6 +92,7 @@ class GatewayRole:
         self._disk = Disk("the gateway", [logs.folder], reserve)
         self._run = named(journal)
         self.max_ahead_us = None if pipeline.max_ahead is None else round(pipeline.max_ahead * 1e6)
+        check_places(pipeline, around)
         first = around.places[0]
         made = [(one.make(), one.at or first) for one in pipeline.placed_sources()]
         schema = common_schema([source for source, _ in made])
@@ -123,7 +124,7 @@ class GatewayRole:
                 Intake(schema, pipeline.key, pipeline.event_time, lenient=source.lenient),
                 self._entrance(),
                 self.dead,
-                partial(self._is_full, max_backlog),
+                partial(self.is_full, max_backlog),
                 "source" if len(made) == 1 else f"source-{number}",
             )
             for number, (source, at) in enumerate(made, 1)
@@ -321,7 +322,7 @@ class GatewayRole:
             links=dict(self.around.links()),
         )
 
-    def _is_full(self, most: int) -> bool:
+    def is_full(self, most: int) -> bool:
         """Back-pressure: whether nothing may be ingested, because an inbox of the first stage or the disk is full."""
         return self._disk.full is not None or self.first.is_full(most)
 
@@ -345,6 +346,22 @@ class GatewayRole:
         if found is None:
             raise no_store()
         return found
+
+
+def check_places(pipeline: Pipeline, around: Surroundings) -> None:
+    """Raise `UnknownName` if a source or sink is at a place that the deployment does not have."""
+    asked = [
+        *(one.at for one in pipeline.placed_sources()),
+        *(one.at for one in pipeline.placed_sinks()),
+        pipeline.home,
+    ]
+    for place in (name for name in asked if name not in (None, EACH, *around.places)):
+        if not around.here:
+            raise Refused(
+                f"the job has something at the place {place!r}, and here all sites share one disk: start it with a "
+                "deployment file, whimbrel up --deployment FILE, or leave at= and home= out"
+            )
+        raise UnknownName("place", str(place), list(around.places))
 
 
 def named(journal: GatewayJournal) -> str:

@@ -17,7 +17,7 @@ from whimbrel.host.threaded import InlineEngine, check_stage
 from whimbrel.log.disk import Disk
 from whimbrel.log.folder import Logs
 from whimbrel.pipeline import Pipeline
-from whimbrel.site.links import Links
+from whimbrel.site.links import Network
 from whimbrel.site.site import Make
 
 
@@ -50,7 +50,7 @@ def host_maker(
     pipeline: Pipeline,
     logs: Logs,
     engine: Engine,
-    links: Links,
+    links: Network,
     schemas: Mapping[str, pa.Schema],
     trigger: str,
     appended: Callable[[str], None] = lambda stage: None,

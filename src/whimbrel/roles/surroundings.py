@@ -35,6 +35,9 @@ class Surroundings(Protocol):
     def log_at(self, place: str, name: str) -> Writable:
         """A log of another place."""
 
+    def messages_at(self, place: str, name: str) -> Writable:
+        """A log of another place, as the instances here send messages to it; to be asked what they have sent."""
+
     @property
     def is_idle(self) -> bool:
         """Whether the other places have everything that was appended to their logs from here."""
@@ -70,6 +73,8 @@ class Alone:
 
     def log_at(self, place: str, name: str) -> Writable:
         raise UnknownName("place", place, [])
+
+    messages_at = log_at
 
     def cut(self, other: str, is_cut: bool) -> None:
         raise UnknownName("place", other, [])

@@ -8,6 +8,9 @@
     <data>/credentials/orchestrator     of the supervisor of the deployment
     <data>/url                          the address of the API, while it is served
 
+If every site is a place of its own, the credentials are in folders made by `whimbrel certificates`: those of a place in
+`<keys>/<place>/credentials`, all of them in `<keys>/orchestrator/credentials`.
+
 A secret is 43 characters made of 32 random bytes. Every use of a secret goes through `Secret`, which checks whether its
 file has changed: after a rotation both sides use the new secret at once, and the old one is invalid.
 
@@ -20,10 +23,11 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from whimbrel.core.errors import Refused, Unavailable
+from whimbrel.core.names import SUPERVISOR, gateway_role, site_role
 from whimbrel.log.private import OTHERS, below, make_folder, replace_text
 
 TOKEN_BYTES = 32
@@ -108,6 +112,17 @@ def credential(data: Path, role: str) -> Secret:
     """The credential of a role, created if there is none."""
     make_folder(data)
     return make_secret(below(make_folder(data / CREDENTIALS), role))
+
+
+def share_credentials(folder: Path, places: Iterable[str]) -> None:
+    """Give each role of these places a credential: in the folder of its place, and in the orchestrator's. Those that
+    exist stay."""
+    for place in places:
+        for role in (gateway_role(place), site_role(place)):
+            known = credential(folder / SUPERVISOR, role)()
+            theirs = below(make_folder(make_folder(folder / place) / CREDENTIALS), role)
+            if not theirs.exists() or read_secret(theirs) != known:
+                replace_text(theirs, known + "\n")
 
 
 def rotate_credentials(data: Path) -> list[str]:

@@ -16,6 +16,7 @@ from concurrent.futures import wait as await_all
 from typing import Any, TypeVar
 
 from whimbrel.core.errors import Retry, Unavailable
+from whimbrel.core.names import GATEWAY
 from whimbrel.core.protocols.machine import Loaded
 from whimbrel.core.record import Move
 from whimbrel.core.router import Abort, Begin, Cutover, Fence, Restore
@@ -181,9 +182,14 @@ class RemoteGateway:
     """The gateway in another process."""
 
     def __init__(
-        self, credential: Credential, suspect: float = SUSPECT, dead: float = DEAD, tls: Tls | None = None
+        self,
+        credential: Credential,
+        suspect: float = SUSPECT,
+        dead: float = DEAD,
+        tls: Tls | None = None,
+        name: str = GATEWAY,
     ) -> None:
-        self.peer = Peer("gateway", suspect, dead)
+        self.peer = Peer(name, suspect, dead)
         self._there = remote(GatewayPort, self.peer.url, credential, SLOW_GATEWAY, tls)
         self._status = GatewayStatus()
 
@@ -208,6 +214,7 @@ class RemoteGateway:
         return self._there.checkpoints(stage)
 
     def place(self, stage: str, instances: dict[str, str]) -> None:
+        self._check_heard()
         self._there.place(stage, instances)
 
     def save(self, stage: str) -> bool:
@@ -222,7 +229,13 @@ class RemoteGateway:
     def has_delivered(self, stage: str, instance: str) -> bool:
         return self._there.has_delivered(stage, instance)
 
+    def _check_heard(self) -> None:
+        """Raise `Unavailable` at once if it is dead: a call that is made to many, and often, must not wait for one."""
+        if self.peer.state == "dead":
+            raise Unavailable(f"{self.peer.name} is dead: no heartbeat for {self.peer.silence:.0f} s")
+
     def keys(self, stage: str, start: int) -> Seen:
+        self._check_heard()
         return self._there.keys(stage, start)
 
     def is_idle(self) -> bool:

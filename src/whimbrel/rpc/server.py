@@ -73,9 +73,11 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
     @classmethod
-    def between(cls, app: ASGI, tls: Tls | None) -> Self:
+    def between(cls, app: ASGI, tls: Tls | None, host: str = "127.0.0.1", port: int = 0) -> Self:
         """A server for other processes of the same deployment; with `tls`, only for those with a certificate."""
-        return cls(app) if tls is None else cls(app, certificate=tls.certificate, key=tls.key, ca=tls.ca)
+        if tls is None:
+            return cls(app, host, port)
+        return cls(app, host, port, certificate=tls.certificate, key=tls.key, ca=tls.ca)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=Loop) as runner:

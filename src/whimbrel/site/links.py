@@ -24,6 +24,7 @@ from whimbrel.core.errors import Refused, Unavailable, UnknownName
 from whimbrel.core.link import Line, Link
 from whimbrel.log import EmbeddedLog, Lane, Log
 from whimbrel.log.codec import messages
+from whimbrel.log.contract import Appendable
 from whimbrel.site.forwarder import Forwarder, LinkSpool, Sending, size_of
 from whimbrel.site.status import LinkStatus
 
@@ -68,6 +69,36 @@ def check_pair(sites: Sequence[str], one: str, other: str) -> None:
             raise UnknownName("site", site, list(sites))
     if one == other:
         raise Refused(f"a link is between two sites, not between {one} and itself")
+
+
+class Network(Protocol):
+    """What a site needs of the links that begin there: `Links`, or `Neighbours` (neighbours.py) if each site owns its
+    disk."""
+
+    def inbox(self, source: str, destination: str) -> Appendable:
+        """The control lane of an instance's inbox, for writes of another instance, here."""
+
+    def send(self, source: str, destination: str, blob: bytes, count: int, writer: str, counter: int) -> int | None:
+        """Append messages to an instance's inbox, behind all that `source` has sent to it."""
+
+    def look(self, instance: str) -> None:
+        """An instance starts here."""
+
+    def carry(self, origin: str, target: str, size: int) -> float:
+        """The seconds that a checkpoint of `size` bytes takes between two sites."""
+
+    def cut(self, one: str, other: str, *, is_cut: bool = True) -> None:
+        """Cut the link between two sites, or mend it."""
+
+    def is_idle(self, origin: str | None = None) -> bool:
+        """Whether no message is in transit."""
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that has stopped a link for good."""
+
+    def status(self, origin: str | None = None) -> dict[str, LinkStatus]:
+        """The status of each direction that begins here."""
 
 
 class Spools(Protocol):

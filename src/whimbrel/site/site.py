@@ -34,7 +34,7 @@ from whimbrel.log.disk import SIGNS, Disk, is_full
 from whimbrel.log.durability import sync, sync_tree
 from whimbrel.log.kept import kept
 from whimbrel.log.private import below
-from whimbrel.site.links import Links
+from whimbrel.site.links import Network
 from whimbrel.site.status import InstanceStatus, SiteStatus, described
 
 Make = Callable[[str, Path], Host]
@@ -82,7 +82,7 @@ class Site:
         folder: Path,
         make: Make,
         saved: Callable[[Path], Saved],
-        links: Links,
+        links: Network,
         disk: Disk | None = None,
         durable: bool = False,
     ) -> None:

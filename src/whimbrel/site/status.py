@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 
@@ -52,3 +54,17 @@ class SiteStatus(msgspec.Struct, frozen=True):
 def described(error: BaseException | None) -> str | None:
     """An error in one line."""
     return None if error is None else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def joined(parts: Iterable[Mapping[str, LinkStatus]]) -> dict[str, LinkStatus]:
+    """The links by direction, with the sums of what several processes of a place send through them."""
+    found: dict[str, LinkStatus] = {}
+    for name, link in ((name, link) for links in parts for name, link in links.items()):
+        other = found.get(name, LinkStatus(link.link, False, 0, 0))
+        found[name] = LinkStatus(
+            link.link,
+            link.cut or other.cut,
+            link.sent_bytes + other.sent_bytes,
+            link.under_way_bytes + other.under_way_bytes,
+        )
+    return found

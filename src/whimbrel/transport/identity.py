@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
 from whimbrel.core.errors import Refused, Unavailable
@@ -62,6 +63,10 @@ class Identity(NamedTuple):
     def place(self) -> str:
         """The name in this place's own certificate."""
         return _name(_certificate(self.certificate))
+
+    def authority(self) -> str:
+        """A short name of the authority, which tells deployments apart."""
+        return _certificate(self.ca).fingerprint(hashes.SHA256()).hex()[:16]
 
     def check(self, now: datetime | None = None) -> None:
         """Raise `Unavailable` if this place's own certificate is not acceptable to others."""

@@ -43,7 +43,7 @@ from whimbrel.transport.window import WINDOW, FixedWindow, Window, YieldingWindo
 LOGGER = logging.getLogger("whimbrel.transport")
 BATCHES = 64
 """Frames in flight. Small appends that come in faster than they are acknowledged share batches beyond it."""
-FIRST, MOST = 0.2, 15.0
+FIRST, MOST = 0.2, 5.0
 """Seconds until the next connection after a failure: at first, and at most."""
 
 

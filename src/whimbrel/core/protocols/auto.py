@@ -58,6 +58,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Whether a standby for exactly these keys is warm at the destination."""
     source_runs: bool = True
     destination_runs: bool = True
+    shares_disk: bool = True
+    """Whether the destination can read the source's checkpoint."""
     unsaved: int | None = None
     """Records that are not in the central store yet; None: there is no store."""
 
@@ -157,6 +159,8 @@ def _unfit(protocol: str, stop: float, took: float, bytes: int, s: Situation, li
         return "the link is cut"
     if not s.source_runs and protocol != "restore":
         return "the source does not run"
+    if protocol == "restart" and not s.shares_disk:
+        return "it copies a checkpoint, and the two sites do not share a disk"
     if protocol in ("restart", "restore") and not s.is_whole:
         return "it moves whole instances only"
     for name, value, limit in (

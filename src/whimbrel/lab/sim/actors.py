@@ -105,6 +105,8 @@ class InstanceActor(Actor):
         super().__init__(world)
         self.name, self.count = name, parts
         self.running, self.site, self.lives = True, world.sites[name], 1
+        self.is_idle = False
+        """Whether it has been started, and does not get as far as a batch."""
         self.checkpoints = {self.site: CheckpointLog(world)}
         """By site: the checkpoint there."""
         self.spoken: list[Result] = []
@@ -128,7 +130,7 @@ class InstanceActor(Actor):
 
     def halt(self) -> None:
         """Stop; the state in memory is lost."""
-        self.running = False
+        self.running = self.is_idle = False
         self.revive()
 
     def resume(self) -> None:
@@ -137,9 +139,15 @@ class InstanceActor(Actor):
             self.running = True
             self.world.wake(self)
 
-    def start(self, site: str) -> None:
-        """Resume from the checkpoint at a site."""
-        self.running, self.site = True, site
+    def serve(self) -> None:
+        """Get on, if it is idle."""
+        if self.is_idle:
+            self.is_idle = False
+            self.world.wake(self)
+
+    def start(self, site: str, *, idle: bool = False) -> None:
+        """Resume from the checkpoint at a site. `idle`: it gets no further, until it is stopped or started again."""
+        self.running, self.site, self.is_idle = True, site, idle
         self.revive()
         self.world.wake(self)
 
@@ -167,7 +175,7 @@ class InstanceActor(Actor):
             checkpoint=checkpoint,
             records=_rows,
             encode=inbox.encode,
-            trim_every=1,
+            trim_every=8 if world.is_rough else 1,
             most=8,
             most_bytes=world.most_bytes,
             new_id=lambda: f"checkpoint {self.lives}",
@@ -184,7 +192,7 @@ class InstanceActor(Actor):
         return self.world.inboxes[name] if network is None else network.inbox(self.name, name)
 
     def work(self) -> bool:
-        if not self.running:
+        if not self.running or self.is_idle:
             return False
         world, inbox = self.world, self.world.inboxes[self.name]
         try:

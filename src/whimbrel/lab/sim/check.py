@@ -31,6 +31,8 @@ class Invariants:
         self.emitter: dict[tuple[str, int], str] = {}
         self.read = dict.fromkeys(world.outboxes, 0)
         self.epochs: dict[str, dict[str, int]] = {place: {} for place in world.places}
+        self.looked = dict.fromkeys(world.gateways, 0)
+        """By gateway: how much of its ingress log has been looked at."""
         self.lives: dict[str, tuple[bool, InlineHost]] = {}
         self.asked: dict[str, tuple[list[Instance], int]] = {}
         self.shared: dict[str, set[str]] = {}
@@ -39,13 +41,26 @@ class Invariants:
 
     def __call__(self, actor: Actor) -> None:
         """Check the state that the actor may have changed."""
+        if self.world.saves:
+            self.world.store.note()
         if isinstance(actor, GatewayActor):
+            self._known_keys(actor)
             return
         if isinstance(actor, InstanceActor):
             self._one_emitter(actor.name, actor.spoken)
         elif isinstance(actor, OutletActor) and actor.committed != self.epochs[actor.place]:
             self._growing_epochs(actor.place, actor.committed)
         self._one_holder(actor)
+
+    def _known_keys(self, gateway: GatewayActor) -> None:
+        """A gateway knows the key of every record in its ingress log, whenever it died."""
+        if not gateway.is_there:
+            return
+        history, start = gateway.ingress.history, self.looked[gateway.name]
+        taken = {one.key for _, records in history[start:] for one in records if one.kind == Kind.DATA}
+        if unknown := taken - gateway.gateway.keys.keys():
+            raise Violation("lost", f"{gateway.name} does not know {sorted(unknown)}, whose records are in its log")
+        self.looked[gateway.name] = len(history)
 
     def _one_emitter(self, name: str, spoken: list[Result]) -> None:
         """At most one instance emits for a key in an epoch."""
@@ -214,11 +229,18 @@ def _check_store(world: World, expected: Oracle) -> None:
         if not past or past[-1] != (state, key_state.timers):
             raise Violation("wrong", f"{version.key} never had the state {state} of its version at seq {version.seq}")
     newest = world.store.newest(EVERYTHING) if world.saves else {}
-    for gateway in world.gateways.values() if world.saves else ():
-        horizon = gateway.horizon()
+    for name in world.store.of_bases():
+        with world.store.without(name):
+            if world.store.newest(EVERYTHING) != newest:
+                raise Violation("lost", f"versions of {name} are nowhere else")
+    if not world.saves:
+        return
+    (gateway,) = world.gateways.values()
+    covered = [*world.store.covered, (gateway.horizon(), {key: version.seq for key, version in newest.items()})]
+    for horizon, seqs in covered:
         for key in gateway.mine:
             due = [seq for seq, _, _ in expected.past[key] if seq <= horizon]
-            if due and (key not in newest or newest[key].seq < due[-1]):
+            if due and seqs.get(key, -1) < due[-1]:
                 raise Violation("lost", f"{key} is covered up to seq {horizon}, but no version includes {due[-1]}")
 
 

@@ -214,6 +214,8 @@ class OutletActor(Actor):
 
     def _keep(self, blob: bytes, reached: Mapping[str, int]) -> None:
         self.world.maybe_stumble()
+        if self.outlet._fences:
+            self.world.maybe_err(0.2)
         self.saved, self.reached = blob, {**self.reached, **reached}
         current = self.gate.current
         self.committed = {key: current(key) for key in self.world.keys}

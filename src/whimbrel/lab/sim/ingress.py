@@ -42,6 +42,10 @@ class GatewayActor(Actor):
         """By writer: the last row that is in the logs of all homes, or on the way to them."""
         self.giving: Callable[[], object] | None = None
         """The call that is not acknowledged yet: it will be repeated."""
+        self.pending: list[Event] = []
+        """The records of that call, if it has any."""
+        self.rest: list[Event] = []
+        """Records behind them that came with them before."""
         self.acknowledged: list[list[Event]] = []
         self.saved: bytes | None = None
         self.revive()
@@ -119,10 +123,15 @@ class GatewayActor(Actor):
         if not self.has_recovered:
             self.gateway.recover(self.saved)
             self.has_recovered = True
+            if self.world.is_rough and self.world.spread.enters and self.pending:
+                self._go_on()
             return True
         if self.giving is not None and self.world.random.random() < 0.2:
             self._save()  # while a failed call is not repeated yet
             self.world.maybe_die(0.5, self.world.later)  # the snapshot matters if it is never repeated
+        if self.giving is None and self.rest:
+            self._give(self.rest)
+            self.rest = []
         worked = bool(self.left or self.giving)
         if not worked and self.gateway._unsure:  # a failed command: the product's ticks never end, and flush it
             self.giving = lambda: self.gateway.tick(self.ingress.counter("ticks") + 1)
@@ -164,7 +173,22 @@ class GatewayActor(Actor):
         else:
             known = self.keys[: 1 + len(self.keys) * (self.entries - self.left) // self.entries]  # more keys later
             events = [self._event(rng.choice(known)) for _ in range(rng.randint(1, 4))]
-            self.giving = lambda: self._ingest(events)
+            self._give(events)
+
+    def _give(self, events: list[Event]) -> None:
+        self.pending = events
+        self.giving = lambda: self._ingest(events)
+
+    def _go_on(self) -> None:
+        """As a source after a restart: behind the last row that need not come again, perhaps in other batches."""
+        done = self.entrance.counter("devices") + 1 - sum(map(len, self.acknowledged))
+        if done > 0:
+            self.acknowledged.append(self.pending[:done])
+        again = self.pending[max(done, 0) :] + self.rest
+        end = self.world.later.randint(1, len(again)) if again else 0
+        self.giving, self.pending, self.rest = None, [], again[end:]
+        if again:
+            self._give(again[:end])
 
     def _ingest(self, events: list[Event]) -> None:
         moving = [move for move in self.gateway.router.moving.values() if move.is_dual]
@@ -177,6 +201,7 @@ class GatewayActor(Actor):
         else:
             self.gateway.ingest(given, "devices", len(self.acknowledged))
         self.acknowledged.append(events)
+        self.pending = []
 
     def _event(self, key: str) -> Event:
         rng = self.world.random

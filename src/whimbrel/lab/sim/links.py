@@ -9,7 +9,7 @@ A process dies with everything in it: its links with all pieces in transit, and 
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whimbrel.core.errors import Retry
 from whimbrel.core.link import Link
@@ -93,6 +93,14 @@ class ForwarderActor(Actor):
         return worked
 
 
+class LinkLog(SimLog):
+    """The spool of a link: what is appended is often not acknowledged."""
+
+    def appended(self, position: int | None, blob: Any, writer: str) -> None:
+        if position is not None:
+            self._world.maybe_err(0.05)
+
+
 class Network:
     """All links of a world, and their spools."""
 
@@ -123,6 +131,6 @@ class Network:
 
     def open(self, pair: Pair) -> Log:
         if pair not in self._spools:
-            self._spools[pair] = SimLog(self._world)
+            self._spools[pair] = LinkLog(self._world)
             self._spools[pair].reader = self.at(pair[0])
         return self._spools[pair]

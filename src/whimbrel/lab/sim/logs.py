@@ -152,6 +152,14 @@ class Outbox(SimLog):
             self._world.maybe_die(0.1)
 
 
+class Spool(SimLog):
+    """The spool of an instance's increments: its instance and the outlet may append between two reads."""
+
+    def read(self, start: int, end: int | None = None, lane: Lane = Lane.DATA) -> list[Entry]:
+        self._world.store.pause(0.3)
+        return super().read(start, end, lane)
+
+
 class Ingress(SimLog):
     """Retains all entries ever appended, with their positions, including the trimmed ones."""
 

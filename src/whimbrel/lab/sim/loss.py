@@ -39,13 +39,22 @@ class LossActor(Actor):
         rng = self.world.random
         worked = bool(self.left or self.unnoticed or self.away)
         # Troubles come together: what is not in the store when an instance is lost must not count as stored.
-        if self.left and rng.random() < (0.4 if self.world.store.objects.is_full else 0.04):
+        odds = 0.4 if self.world.store.objects.is_full else 0.04
+        if self.left and not self._is_early and rng.random() < odds:
             self.lose(self.left.pop(), rng.choice(WAYS))
         elif self.unnoticed and rng.random() < 0.2:
             self.world.suspects.append(self.unnoticed.pop(0))
         elif self.away and rng.random() < 0.05:
             self._come_back(self.away.pop(0))
         return worked
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether to wait for the first checkpoint, so that older ones are restored as well."""
+        world = self.world
+        if not world.is_rough or not any(gateway.left for gateway in world.gateways.values()):
+            return False
+        return not world.store.made
 
     def strike(self, name: str) -> bool:
         """Perhaps lose an instance now, if it is to be lost at all: whoever calls its site gets no answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.checkpoints.restoring import Restoring
@@ -18,8 +19,10 @@ from whimbrel.core.router import Command as RouterCommand
 from whimbrel.core.router import RouteTable
 from whimbrel.lab.sim.actors import STAGE, Actor, Died, Violation
 from whimbrel.log.contract import Lane
+from whimbrel.orchestrator.chores import Chores
 from whimbrel.orchestrator.decisions import Decisions, Order, Place, RestoreOrder
 from whimbrel.orchestrator.deeds import Deeds
+from whimbrel.site.status import SiteStatus
 
 if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
@@ -57,6 +60,8 @@ class Journal:
 
     def write(self, *migrations: Migration, answer: tuple[str, bytes] | None = None) -> None:
         self._world.maybe_stumble(0.005)
+        # What fails when nothing else will happen is not made up for.
+        self._world.maybe_err(0.01 if any(gateway.left for gateway in self._world.gateways.values()) else 0.1)
         self.blobs |= {migration.move.id: wire.pack(migration) for migration in migrations}
         self._world.maybe_die(0.005)
 
@@ -102,7 +107,11 @@ class Gateway:
         world = self._world
         routers = sorted(command.move.routers)
         for router in world.random.sample(routers, len(routers)):
-            if not world.gateways[router].order(command):
+            try:
+                is_there = world.gateways[router].order(command)
+            except Stop as error:  # nothing but the gateway deletes entries of its log
+                raise Violation("lost", f"{router} cannot replay its log: {error}") from error
+            if not is_there:
                 raise Retry(f"{router} is unreachable")
             world.maybe_die(0.02)
 
@@ -173,19 +182,33 @@ class Site:
         network = self._world.network
         return 0.0 if network is None else network.at(self.name).links.carry(self.name, to, size)
 
+    def failed(self) -> dict[str, str]:
+        reported = self._world.reported
+        is_here = reported in self._world.stale and self._world.coordinator.coordinator.sites[reported] == self.name
+        return {reported: "its checkpoint is gone"} if is_here else {}
+
+    def status(self) -> SiteStatus:
+        return SiteStatus(stale=[*self.failed()])
+
     def start(self, instance: str, wait: bool = True, anew: bool = False) -> None:
         world, actor = self._world, self._world.instances[instance]
         if world.chaos and world.random.random() < 0.3:
             raise Unavailable("the site is unreachable")
         if anew:
             actor.renew()
+            world.stale.remove(instance)
             return
         if actor.running:
             assert actor.site == self.name, f"{instance} runs at two sites"
+            actor.serve()
             return
         begun = actor.checkpoints[self.name].has_begun
         if world.chaos and world.random.random() < 0.1:
-            raise Retry("the instance started, and stopped") if begun else Unstarted("no such master")
+            if begun:
+                raise Retry("the instance started, and stopped")
+            if world.is_rough and world.later.random() < 0.5:
+                actor.start(self.name, idle=True)  # by an earlier call, whose answer nobody waits for
+            raise Unstarted("no such master")
         actor.start(self.name)
         try:
             actor.work()  # the site responds once the instance serves
@@ -228,6 +251,8 @@ class CoordinatorActor(Actor):
         self.decisions.stages[STAGE] = self.coordinator
         encode: Any = world.inboxes[world.owner].encode
         self.deeds = Deeds(self.decisions, self.sites, self.gateway, self.decisions.handle, lambda s: False, encode)
+        control: Any = SimpleNamespace(coordinator=self.coordinator)
+        self.chores = Chores({STAGE: control}, self.sites, self.gateway, self.deeds.renew)
         self.decisions.recover()
 
     @property
@@ -255,7 +280,7 @@ class CoordinatorActor(Actor):
         rng = self.world.random
         self.world.maybe_die(0.02)
         self.decisions.check_due()
-        if self.todo.queues and self.world.later.random() >= 0.2:
+        if self.todo.queues and self.world.later.random() >= (0.6 if self.world.is_rough else 0.2):
             self._do(rng.choice(list(self.todo.queues)))
             return True
         # Orders, and a restoration that ends a migration, may come while commands are pending.
@@ -282,6 +307,7 @@ class CoordinatorActor(Actor):
         open_ones = self._open()
         acts = any(m.is_standby for m in open_ones) or (open_ones and self.abort_odds)
         missing = self.world.suspects or self.world.stale
+        acts = acts or self.decisions._overdue  # what could not be journalled is due
         return bool(acts or self._wants_more or missing or self.coordinator.losses.interrupted())
 
     @property
@@ -315,20 +341,20 @@ class CoordinatorActor(Actor):
         return name in self.coordinator.losses.instances() and not self.decisions.is_relocating(STAGE, name)
 
     def _renew(self) -> bool:
-        """Start an instance without its state if nothing depends on it any more."""
-        for name in self.world.stale:
-            if self.is_lost(name) and not self.coordinator.losses.hangs_on(name):
-                self.deeds.renew(STAGE, name)
-                self.world.stale.remove(name)
-                return True
-        return False
+        """Start an instance without its state, when the orchestrator's chores find that nothing depends on it."""
+        before = len(self.world.stale)
+        for name in list(self.world.stale):
+            if self.is_lost(name):
+                self.world.reported = name
+                self.chores._renew_stale()
+        return len(self.world.stale) < before
 
     def _restore_one(self, lost: str) -> bool:
         rng, world = self.world.random, self.world
         self.asked += 1
         others = sorted({*world.instances} - {lost} - self.coordinator.losses.instances() - {*world.suspects})
         options = {name: rng.choice(OPTIONS[name]) for name in sorted(SIZES)}
-        order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), options=options)
+        order = RestoreOrder(STAGE, lost, rng.choice(others or [lost]), self._checkpoint(), options)
         try:
             (id,) = self.decisions.order([order], DEADLINE)
         except Refused:
@@ -339,6 +365,15 @@ class CoordinatorActor(Actor):
         for ended in self.coordinator.losses.ended_by(self.coordinator.migrations[id]):
             world.tally[f"ended {ended.move.protocol}"] += 1
         return True
+
+    def _checkpoint(self) -> int | None:
+        """The checkpoint to restore: perhaps an older one. It may be deleted before it is loaded."""
+        world = self.world
+        if not world.is_rough or world.later.random() < 0.3:
+            return None
+        found = world.store.made
+        world.tally["checkpoints restored"] += bool(found)
+        return world.later.choice(found) if found else None
 
     def _order(self) -> None:
         """Order a random migration; it may conflict with one under way, or its keys may be there already."""

@@ -101,6 +101,8 @@ class Shaky:
 
     def receive(self) -> bytes | None:
         self._world.maybe_stumble(0.02)
+        if self._world.is_rough and self._world.later.random() < 0.3:
+            return None  # the next answer is still on its way
         return self._inner.receive()
 
     def close(self) -> None:

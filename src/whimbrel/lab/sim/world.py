@@ -36,7 +36,7 @@ from whimbrel.lab.sim.actors import Actor, Died, InstanceActor
 from whimbrel.lab.sim.egress import OutletActor, ReporterActor, Spread
 from whimbrel.lab.sim.ingress import GatewayActor
 from whimbrel.lab.sim.links import SHARE, Network
-from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog
+from whimbrel.lab.sim.logs import Inbox, Outbox, SimLog, Spool
 from whimbrel.lab.sim.loss import LossActor
 from whimbrel.lab.sim.orders import MIXED, RESTORE, CoordinatorActor
 from whimbrel.lab.sim.store import StoreActor
@@ -49,6 +49,10 @@ KEYS = ("k0", "k673", "k949", "k1", "k181", "k467", "k2", "k3", "k4")
 
 IDLE = 0.1
 """The pace of an idle actor relative to its usual pace, until it is woken: otherwise most steps would find no work."""
+
+
+ROUGH = 0.4
+"""The share of worlds with overlapping steps, older checkpoints, new stores, and rows that come in other batches."""
 
 
 UNDONE = {"live", "pause", "fluid"}
@@ -90,6 +94,8 @@ class World:
         self.is_harmful = chaos and protocol in UNDONE and random.Random(self._harm).random() < 0.2
         # For the same reason, faults that were introduced later have a generator of their own.
         self.later = Dice(f"later/{seed}/{protocol}")
+        self.is_rough = bool(chaos) and random.Random(f"rough/{seed}/{protocol}").random() < ROUGH
+        """Whether faults occur that were introduced last; the histories of all other worlds are as before."""
         self.append_odds = 0.005
         """How likely an append fails before it takes effect."""
         self.most_bytes = random.Random(f"edges/{seed}/{protocol}").choice([MOST_BYTES, 100, 500])
@@ -99,6 +105,8 @@ class World:
         self.watchers: list[Callable[[Actor], None]] = []
         self._agenda: list[tuple[float, int]] = []
         """Times, each with the number of an actor. Entries that differ from `_due` are obsolete."""
+        self._stepping: list[Actor] = []
+        """The actor that takes a step, and one that takes a step meanwhile."""
         self._due: list[float] = []
         """By actor: the time of its next step, infinite if it sleeps."""
 
@@ -123,12 +131,14 @@ class World:
         self.outboxes = {name: Outbox(self) for name in names}
         self.reports = SimLog(self)
         """The reports of instances to the coordinator."""
-        self.spools = {name: IncrementSpool(SimLog(self)) for name in names if self.saves}
+        self.spools = {name: IncrementSpool(Spool(self)) for name in names if self.saves}
         """By instance: the spool of its messages to the store."""
         self.suspects: list[str] = []
+        """Instances that are suspected lost."""
         self.stale: list[str] = []
         """Instances that are back without their checkpoint."""
-        """Instances that are suspected lost."""
+        self.reported = ""
+        """The one of them that its site reports."""
         # As for damage: histories without links stay as they were before links were introduced.
         dice = random.Random(f"spools/{seed}/{protocol}")
         linked = dice.random() < SHARE if links is None else links
@@ -209,6 +219,34 @@ class World:
             self._schedule(number, actor.pace)
 
     def _step(self, actor: Actor) -> bool:
+        self._stepping.append(actor)
+        overlaps = self.tally["steps overlapped"]
+        try:
+            return self._take_step(actor) or self.tally["steps overlapped"] > overlaps
+        finally:
+            self._stepping.pop()
+
+    def maybe_err(self, odds: float) -> None:
+        """A point where the current actor may die or get a transient error, in a rough world only."""
+        if self.is_rough:
+            self.maybe_stumble(odds, self.later)
+
+    def meanwhile(self, odds: float = 0.05) -> None:
+        """A point where others may take steps in the middle of the current actor's, as other threads and processes do.
+        It may be dead afterwards."""
+        if not self.is_rough or len(self._stepping) != 1 or self.later.random() >= odds:
+            return
+        (busy,) = self._stepping
+        others = [actor for actor in self.actors if actor is not busy]
+        for _ in range(self.later.randint(1, 12)):
+            self._step(self.later.choice(others))
+        for actor in others:
+            self.wake(actor)
+        self.tally["steps overlapped"] += 1
+        if not busy.alive:
+            raise Died
+
+    def _take_step(self, actor: Actor) -> bool:
         self.steps += 1
         if not actor.alive:
             if actor.gone:
@@ -234,10 +272,10 @@ class World:
         if self.chaos and (dice or self.random).random() < odds * self.chaos:
             raise Died
 
-    def maybe_stumble(self, odds: float = 0.01) -> None:
+    def maybe_stumble(self, odds: float = 0.01, dice: Dice | None = None) -> None:
         """A point where the current actor may die or get a transient error."""
         if self.chaos:
-            chance, odds = self.random.random(), odds * self.chaos
+            chance, odds = (dice or self.random).random(), odds * self.chaos
             if chance < odds:
                 raise Died
             if chance > 1 - odds:
