@@ -28,7 +28,7 @@ from whimbrel.core.departure import Departure
 from whimbrel.core.errors import Corrupt, NewerFormat
 from whimbrel.core.increments import Increments
 from whimbrel.core.keys import EVERY_BIN, KeyMap, bin_of
-from whimbrel.core.moves import Coming, Leaving, Moves
+from whimbrel.core.moves import Coming, Dumped, Leaving, Moves
 from whimbrel.core.operator import Operator, uses_timers
 from whimbrel.core.record import Barrier, Emissions, Fetch, Kind, Message, Move, Record
 from whimbrel.core.replica import Replication, Standby
@@ -363,14 +363,20 @@ class Instance:
 
     def load(self, deltas: Iterable[bytes]) -> None:
         """Apply deltas in order, to a fresh instance or to one that has applied all earlier ones."""
+        found = epochs = None
+        changed: list[str] = []
         for delta in unpacked(deltas):
             self.table.add(delta)
             self.positions = delta.positions
-            if self.moves.increments is not None:
-                self.moves.increments.note(delta.entries)
-            if delta.moves:
-                self.moves, self._written_moves = wire.decode(delta.moves, Moves), delta.moves
-                if self.moves.epochs is not None:
-                    self.epochs.restore(self.moves.epochs)
-                    self._written = self.epochs.changes
+            changed += delta.entries
+            if delta.moves:  # whole, so only the last ones count, except that they may lack the epochs
+                found, changed = delta.moves, []
+                epochs = wire.decode(delta.moves, Dumped).epochs or epochs
+        if found is not None:
+            self.moves, self._written_moves = wire.decode(found, Moves), found
+        if epochs is not None:
+            self.epochs.restore(epochs)
+            self._written = self.epochs.changes
+        if self.moves.increments is not None:
+            self.moves.increments.note(changed)
         self.table.index()

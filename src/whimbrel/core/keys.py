@@ -122,6 +122,8 @@ class KeyMap(Generic[V]):
         for key in selection.keys:
             self.by_key[key] = value
         self.changes += 1
+        if len(bins) == BINS:
+            self._kinds = self.changes, frozenset([value])
 
     def lift(self: KeyMap[int], selection: Selection, least: int) -> None:
         """Give every selected key at least this value, and leave every other key as it is."""

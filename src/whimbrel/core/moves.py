@@ -101,6 +101,12 @@ class Ticked(Protocol):
         """Handle a tick."""
 
 
+class Dumped(msgspec.Struct):
+    """What is read of encoded `Moves` that later ones replace."""
+
+    epochs: tuple[list[int], dict[str, int]] | None = None
+
+
 class Moves(msgspec.Struct, omit_defaults=True):
     """The moves of one part."""
 

@@ -71,11 +71,16 @@ class Checkpoint:
         self.last = self._first
         """The last entry, without its changes."""
         self._entries = self._base_bytes = self._delta_bytes = 0
-        self.read()
+        self._unused: dict[int, list[bytes]] | None = self._read()
+        """The deltas as read at first: they are usually needed next."""
 
     def read(self) -> dict[int, list[bytes]]:
-        """Read everything; return the deltas of each part, oldest first. Raises `Refused` if the number of parts has
-        changed."""
+        """Read everything; return the deltas of each part, oldest first."""
+        deltas, self._unused = self._unused, None
+        return self._read() if deltas is None else deltas
+
+    def _read(self) -> dict[int, list[bytes]]:
+        """Raises `Refused` if the number of parts has changed."""
         self.last, self._entries, self._base_bytes, self._delta_bytes = self._first, 0, 0, 0
         deltas: dict[int, list[bytes]] = {part: [] for part in range(self.parts)}
         for entry in self._log.read(self._log.head()):
@@ -139,6 +144,7 @@ class Checkpoint:
 
     def _store(self, batch: Batch, deltas: Mapping[int, Sequence[bytes]], is_base: bool) -> int:
         blobs = {part: list(some) for part, some in deltas.items()}
+        self._unused = None
         size = self._append(msgspec.structs.replace(batch, deltas=blobs, is_base=is_base))
         self._count(size, is_base)
         self.last = msgspec.structs.replace(batch, deltas={})

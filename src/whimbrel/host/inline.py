@@ -93,10 +93,10 @@ class InlineHost:
         if self._checkpoint is None:
             start = beginning(self.inbox)
             checkpoint = Checkpoint(self._saves, self.count, start, most=self._most, new_id=self._new_id)
-            self.writer = f"{self.name}@{checkpoint.id}"
+            writer = self.writer = f"{self.name}@{checkpoint.id}"
             """The writer of its batches: the instance and its checkpoint."""
             self._carrier = Carrier(
-                lambda: self.writer, self.outbox, self._inbox_of, self._operator, self._encode, self._most_bytes
+                lambda: writer, self.outbox, self._inbox_of, self._operator, self._encode, self._most_bytes
             )
             reset(self.inbox, checkpoint.at)
             self._checkpoint, self._finished = checkpoint, checkpoint.at

@@ -45,12 +45,12 @@ def entry_schema(user: pa.Schema) -> pa.Schema:
 
 
 _CONTROL = entry_schema(pa.schema([]))
+_UNUSED = [pa.scalar(value, field.type) for value, field in zip(("", -1, 0, "", 0, 0), _META[2:-1], strict=True)]
+"""What messages have in the columns between bin and body."""
 
 
 def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
     """Encode records; `schema` is what `entry_schema` returned. A data record's body is a sequence of columns."""
-    if len(records) > ROWS:
-        raise Bug(f"an entry has at most {ROWS} records, or their offsets would overlap: got {len(records)}")
     _, kinds, bins, keys, seqs, epochs, srcs, events, ingresses, bodies = zip(*records, strict=True)
     width = len(schema) - len(_META)
     blank = (None,) * width
@@ -62,7 +62,16 @@ def encode(records: Sequence[Record], schema: pa.Schema) -> bytes:
         columns = zip(*bodies, strict=True)
         messages = [None] * len(records)
     meta = (kinds, bins, keys, seqs, epochs, srcs, events, ingresses, messages)
-    arrays = [pa.array(values, field.type) for values, field in zip([*meta, *columns], schema, strict=True)]
+    return _written([_array(values, field) for values, field in zip([*meta, *columns], schema, strict=True)], schema)
+
+
+def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    return pa.array(values, field.type)
+
+
+def _written(arrays: list[pa.Array], schema: pa.Schema) -> bytes:
+    if len(arrays[0]) > ROWS:
+        raise Bug(f"an entry has at most {ROWS} records, or their offsets would overlap: got {len(arrays[0])}")
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -76,7 +85,9 @@ def encode_messages(messages: Iterable[tuple[int, int, bytes | memoryview]]) -> 
 
     Messages have no seq in any router's stream and no user columns: the reader of the entry fills in those fields.
     """
-    return encode([Record(0, kind, bin, "", -1, 0, "", 0, 0, body) for kind, bin, body in messages], _CONTROL)
+    kinds, bins, bodies = zip(*messages, strict=True)
+    unused = [pa.repeat(value, len(kinds)) for value in _UNUSED]
+    return _written([_array(kinds, _META[0]), _array(bins, _META[1]), *unused, _array(bodies, _META[-1])], _CONTROL)
 
 
 def messages(blob: bytes) -> list[Content]:

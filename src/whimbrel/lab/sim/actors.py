@@ -216,7 +216,8 @@ class InstanceActor(Actor):
         """A zombie of this instance, presumed dead, writes an old batch's results again, under another writer name."""
         outbox = self.world.outboxes[self.name]
         gates = [outlet.gate for outlet in self.world.outlets.values()]
-        old = [result for result in self.spoken if result.epoch < min(gate.current(result.key) for gate in gates)]
+        current = {key: min(gate.current(key) for gate in gates) for key in self.world.keys}
+        old = [result for result in self.spoken if result.epoch < current[result.key]]
         if (
             not old or outbox.counter(self.host.writer) % ROWS != WHOLE
         ):  # not amid a batch: its writer would be another one

@@ -11,6 +11,7 @@ from whimbrel.core.instance import Instance
 from whimbrel.core.keys import EVERYTHING
 from whimbrel.core.names import place_of
 from whimbrel.core.record import Evicted, Kind, Result
+from whimbrel.host.inline import InlineHost
 from whimbrel.lab.sim.actors import Actor, InstanceActor, Violation
 from whimbrel.lab.sim.egress import OutletActor
 from whimbrel.lab.sim.ingress import GatewayActor
@@ -32,10 +33,11 @@ class Invariants:
         self.epochs: dict[str, dict[str, int]] = {place: {} for place in world.places}
         self.looked = dict.fromkeys(world.gateways, 0)
         """By gateway: how much of its ingress log has been looked at."""
-        self.asked: list[tuple[str, list[Instance], int]] = []
+        self.lives: dict[str, tuple[bool, InlineHost]] = {}
+        self.asked: dict[str, tuple[list[Instance], int]] = {}
         self.shared: dict[str, set[str]] = {}
-        """By key that several instances hold: these instances. `asked`: the instances that were inspected for it, each
-        with its next batch. Only a batch, or a restart, puts keys into an instance."""
+        """By key that several instances hold: these instances. `asked`: by instance inspected for it, its parts and its
+        last batch. Only a step of its own, or a restart, changes them; `lives` shows whether another was restarted."""
 
     def __call__(self, actor: Actor) -> None:
         """Check the state that the actor may have changed."""
@@ -48,7 +50,7 @@ class Invariants:
             self._one_emitter(actor.name, actor.spoken)
         elif isinstance(actor, OutletActor) and actor.committed != self.epochs[actor.place]:
             self._growing_epochs(actor.place, actor.committed)
-        self._one_holder()
+        self._one_holder(actor)
 
     def _known_keys(self, gateway: GatewayActor) -> None:
         """A gateway knows the key of every record in its ingress log, whenever it died."""
@@ -77,15 +79,20 @@ class Invariants:
         is_renewed = self.world.instances[name].lives > 1
         return is_renewed and all(result.epoch < epochs.get(result.key, 0) for epochs in self.epochs.values())
 
-    def _one_holder(self) -> None:
+    def _one_holder(self, actor: Actor) -> None:
         """One instance holds a key's state, or both ends of a move that copies do; state left over by an abort does
         not count."""
-        instances = self.world.instances.values()
-        # An instance that repeats a batch has the state from before it.
-        whole = [(one.name, one.parts, one.batch) for one in instances if one.alive and one.is_whole]
-        if whole != self.asked:
-            self.asked = whole
-            self.shared = _shared(whole)
+        asked = dict(self.asked)
+        for name, one in self.world.instances.items():
+            life = one.alive, one.host
+            if one is actor or self.lives.get(name) != life:
+                self.lives[name] = life
+                asked.pop(name, None)
+                if one.alive and one.is_whole:  # one that repeats a batch has the state from before it
+                    asked[name] = one.parts, one.batch
+        if asked != self.asked:
+            self.asked = asked
+            self.shared = _shared(asked)
         if not self.shared or not self.world.coordinator.alive:
             return
         unsettled = list(self.world.coordinator.coordinator.open.values())
@@ -115,13 +122,13 @@ class Invariants:
         self.epochs[place] = committed
 
 
-def _shared(instances: list[tuple[str, list[Instance], int]]) -> dict[str, set[str]]:
+def _shared(instances: dict[str, tuple[list[Instance], int]]) -> dict[str, set[str]]:
     """By key that more than one instance holds: these instances."""
-    held = [part.table.entries for _, parts, _ in instances for part in parts]
+    held = [part.table.entries for parts, _ in instances.values() for part in parts]
     if len(set().union(*held)) == sum(map(len, held)):
         return {}
     holders: dict[str, set[str]] = defaultdict(set)
-    for name, parts, _ in instances:
+    for name, (parts, _) in instances.items():
         for key in (key for part in parts for key in part.table.entries):
             holders[key].add(name)
     return {key: names for key, names in holders.items() if len(names) > 1}

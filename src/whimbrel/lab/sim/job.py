@@ -22,7 +22,7 @@ def prepare(record: Record) -> list[Record]:
     count = ROWS.get(record.body % 11, 1)
     if count == 1:
         return [record]
-    return [record._replace(body=record.body + row) if row else record for row in range(count)]
+    return [Record(*record[:-1], body=record.body + row) if row else record for row in range(count)]
 
 
 class Job(operator.Operator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whimbrel.core import wire
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from whimbrel.lab.sim.world import World
 
 
+_make = partial(tuple.__new__, Record)
+"""What `Record._make` does, without a Python call."""
+
+
 class PlainCodec:
     """Entries hold the records themselves: much faster than their bytes, and the byte format has its own tests."""
 
@@ -28,10 +33,10 @@ class PlainCodec:
 
     def records(self, entry: Entry) -> Iterable[Record]:
         content: Any = entry.blob
-        if isinstance(content, bytes):
-            return list(codec.records(entry))
+        if isinstance(content, bytes):  # of messages only
+            content = [as_record(*message) for message in codec.messages(content)]
         start = entry.position * ROWS
-        return [Record(start + row, *record[1:]) for row, record in enumerate(content)]
+        return [_make((start + row, *record[1:])) for row, record in enumerate(content)]
 
 
 PLAIN = PlainCodec()

@@ -45,6 +45,7 @@ class SenderActor(Actor):
         self._owner = Owner(DEPLOYMENT, here, there)
         # Without a fault: the world does not run yet.
         MemoryLog.append(self._log, wire.pack(self._owner), count=0, writer="owner", counter=0, lane=Lane.CONTROL)
+        self._producers = OutgoingSpool(self._log, self._owner)
         self._receiver = Receiver(there, DEPLOYMENT, self._log_of, lambda place, log, lane, writer: place == here)
         self.revive()
 
@@ -54,7 +55,7 @@ class SenderActor(Actor):
 
     def remote(self, log: str) -> RemoteLog:
         """A log of the other place, for a writer here."""
-        return RemoteLog(OutgoingSpool(self._log, self._owner), log)
+        return RemoteLog(self._producers, log)
 
     def _log_of(self, name: str) -> Appendable:
         if name == "door":
