@@ -160,6 +160,22 @@ def test_posts_that_are_missing_are_noticed(house: House) -> None:
         house.open()
 
 
+def test_an_outbox_that_lacks_what_was_reported_is_noticed(house: House) -> None:
+    """Reports are always durable. New ones would get numbers that their log has seen, and no move would ever end."""
+    logs = Logs(house.data / "logs")
+    tail = logs.outbox("one-1").tail()
+    reports = logs.log("reports-one", durable=True)
+    reports.append(b"", count=1, writer="one-1", counter=tail - 1)
+    logs.close()
+    house.open()
+    house.close()
+    logs = Logs(house.data / "logs")
+    logs.log("reports-one", durable=True).append(b"", count=1, writer="one-1", counter=tail)
+    logs.close()
+    with pytest.raises(Stale, match=rf"the outbox of one-1 lacks its last part: .* up to {tail}, it ends at {tail}"):
+        house.open()
+
+
 def test_an_ingress_log_that_lacks_what_an_inbox_has_is_noticed() -> None:
     """Also without a snapshot that knows better: new records would get numbers that the inbox has seen."""
     ingress, inbox = MemoryLog(), MemoryLog()

@@ -10,6 +10,7 @@ dropped as duplicates. So the positions that each one records of the others must
     inbox                      the ingress log has the records routed to the inbox
     commit of the outlet       each outbox reaches up to it, and has not been trimmed beyond it;
                                the next stage has the results handed on until then, and no more
+    log of reports             each outbox has the batches that were reported
     outbox                     each inbox, spool and store spool has the messages sent until its last entry
 
 The checkpoint of an instance is checked at the site (host/starting.py).
@@ -72,6 +73,14 @@ def check_way_out(stage: str, blob: bytes | None, outboxes: Mapping[str, Log], f
         if last // ROWS >= mark["number"] + -(-len(mark["pending"]) // StageSink.MOST):
             lacks = f"it has handed on up to number {mark['number']}, the next stage has {last // ROWS}"
             raise _stale(f"the commit of the outlet of {stage}", lacks)
+
+
+def check_reports(instance: str, outbox: Log, reports: Log) -> None:
+    """Raise `Stale` unless an instance's outbox has every batch whose reports are in their log, which is durable in any
+    case: the reports of new batches would be taken for repetitions, and their migrations would never end."""
+    last, tail = reports.counter(instance), outbox.tail()
+    if last >= tail:
+        raise _stale(f"the outbox of {instance}", f"it has reported up to {last}, it ends at {tail}")
 
 
 def check_messages(

@@ -40,7 +40,7 @@ from whimbrel.log.readers import INSTANCE
 from whimbrel.log.stepping import Stepper
 from whimbrel.orchestrator.ports import FlowStatus
 from whimbrel.pipeline import Stage
-from whimbrel.roles.ages import check_messages, check_way_in, check_way_out
+from whimbrel.roles.ages import check_messages, check_reports, check_way_in, check_way_out
 from whimbrel.site.status import described
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class StageFlow:
         }
         for name, outbox in self._outboxes.items():
             if self.is_here(name):
+                check_reports(name, outbox, reports)
                 check_messages(name, outbox, messages, self._logs.spools(), self._logs.increments(name).log)
         self._rate, self._looked = 0.0, (time.monotonic(), 0)
         self._ticks = self.gateway.ingress.counter("ticks") if uses_timers(stage.operator) else None
