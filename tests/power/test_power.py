@@ -128,5 +128,5 @@ def test_a_power_failure_costs_nothing_or_is_refused(
         shutil.rmtree(folder)
     print(f"\n{durability}, {host}: {done} power failures, {len(refusals)} refused", *map(str, refusals), sep="\n  ")
     assert durability == "process" or not refusals, refusals
-    signs = ("lack", "is gone", "old", "this run did not write")
+    signs = ("lack", "is gone", "old", "this run did not write", "that this run wrote to it")
     assert all(any(sign in str(refusal) for sign in signs) for refusal in refusals)
