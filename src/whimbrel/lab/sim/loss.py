@@ -68,7 +68,6 @@ class LossActor(Actor):
         """Lose an instance; it becomes a suspect later."""
         actor = self.world.instances[name]
         self.world.tally[f"lost {how_long}"] += 1
-        actor.running = True  # a move of the whole instance can no longer continue
         if how_long != "not at all":
             actor.alive, actor.gone = False, True
         if how_long in ("for a while", "with its checkpoint"):
