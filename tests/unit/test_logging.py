@@ -59,6 +59,12 @@ def test_a_back_off_logs_an_error_of_another_type_and_begins_anew_after_a_succes
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["5 left", "full", "full"]
 
 
+def test_a_usual_failure_is_logged_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    Backoff("sending to cloud", LOGGER, traced=False).failed(raised())
+    (only,) = caplog.records
+    assert (only.levelname, only.exc_info) == ("WARNING", None)
+
+
 def test_a_back_off_is_due_when_its_pause_is_over() -> None:
     now = [0.0]
     backoff = Backoff("x", LOGGER, first=1, clock=lambda: now[0])

@@ -51,10 +51,13 @@ class Backoff:
         first: float | None = None,
         most: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        traced: bool = True,
     ) -> None:
         """`what`: the activity's name in the log. `first`, `most`: seconds until the next try, at first and at most;
-        `FIRST` and `MOST` by default."""
+        `FIRST` and `MOST` by default. `traced`: whether the log has the tracebacks; not if failures are usual, and
+        their messages say all: another place is away."""
         self._what, self._logger, self._bounds, self._clock = what, logger, (first, most), clock
+        self._traced = traced
         self.error: Exception | None = None
         """The error of the last try; None if it succeeded."""
         self.tries = 0
@@ -68,7 +71,8 @@ class Backoff:
             self._since, self._pauses = self._clock(), pauses(*self._bounds)
         pause = next(self._pauses)
         if type(error) is not type(self.error):
-            self._logger.warning("%s fails and is tried again in %g s: %s", self._what, pause, error, exc_info=error)
+            trace = error if self._traced else None
+            self._logger.warning("%s fails and is tried again in %g s: %s", self._what, pause, error, exc_info=trace)
         self._due = self._clock() + pause
         self.tries += 1
         self.error = error

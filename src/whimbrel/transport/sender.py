@@ -82,7 +82,12 @@ class Sender:
         """Bytes of frames handed to connections, with repetitions."""
         self._now_us = self._retry_us = 0
         self._backoff = Backoff(
-            f"sending to {self.there}", LOGGER, first=FIRST, most=MOST, clock=lambda: self._now_us / 1e6
+            f"sending to {self.there}",
+            LOGGER,
+            first=FIRST,
+            most=MOST,
+            clock=lambda: self._now_us / 1e6,
+            traced=False,
         )
         self._connection: Connection | None = None
         spool.sweep()
