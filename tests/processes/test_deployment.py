@@ -138,3 +138,15 @@ def test_whoever_makes_the_token_all_get_the_same_and_nobody_else_may_read_it(tm
     assert len(token) >= 43
     assert (tmp_path / "data" / "token").stat().st_mode & 0o777 == 0o600
     assert [file.name for file in (tmp_path / "data").iterdir()] == ["token"]
+
+
+@pytest.mark.parametrize(
+    "option", [("--durability", "power"), ("--store", "s3://b/x"), ("--host", "inline"), ("--keep",)]
+)
+def test_what_the_deployment_file_says_is_not_said_twice(tmp_path: Path, option: tuple[str, ...]) -> None:
+    file = tmp_path / "deployment.toml"
+    file.write_text('job = "job.py"\n[places.cloud]\n')
+    done = CliRunner().invoke(make_app(), ["up", "--deployment", str(file), "--data", str(tmp_path / "d"), *option])
+    assert isinstance(done.exception, Refused)
+    assert f"{option[0]} cannot be combined with --deployment" in str(done.exception)
+    assert not (tmp_path / "d").exists()

@@ -56,6 +56,9 @@ def test_the_command_makes_a_folder_for_each_place_and_one_for_the_orchestrator(
     assert not (keys / "cloud" / "credentials" / "site-edge-1").exists()
     assert names(keys / "edge-1") == ["edge-1", "10.0.0.2", "edge.example.org"]
     assert names(keys / "cloud") == ["cloud", "localhost", "127.0.0.1", "::1"]
+    run(keys, "--place", "orchestrator=10.0.0.1")
+    run(keys, "--place", "edge-2=10.0.0.3")
+    assert names(keys / "orchestrator") == ["orchestrator", "10.0.0.1"], "a later call for others leaves it as it is"
 
 
 def test_only_their_owner_can_read_them(tmp_path: Path) -> None:

@@ -181,3 +181,13 @@ def test_the_homes_of_keys_are_at_places_of_the_deployment(tmp_path: Path) -> No
     other = read(tmp_path, OPEN + '[homes.sum]\nedge-1 = { bins = "0-511" }\n')
     with pytest.raises(UnknownName, match="sum"):
         homes_of(pipeline(None), other)
+
+
+@pytest.mark.parametrize(("one", "other", "fits"), [(7700, 7702, False), (7700, 7703, True), (7702, 7700, False)])
+def test_the_ports_of_places_on_one_machine_lie_apart(tmp_path: Path, one: int, other: int, fits: bool) -> None:
+    text = f'job = "j.py"\n[places.a]\naddress = "10.0.0.1:{one}"\n[places.b]\naddress = "10.0.0.1:{other}"\n'
+    if fits:
+        read(tmp_path, text)
+    else:
+        with pytest.raises(Refused, match=r"deployment.toml:5: place b and place a share ports: a place has 3"):
+            read(tmp_path, text)

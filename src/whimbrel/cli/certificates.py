@@ -41,7 +41,9 @@ def certificates(
         number = authority.revoke(name)
         echo(f"revoked {number} of {name}; copy revoked.pem to all places: each has it in its folder below {folder}")
     wanted = dict(given.partition("=")[::2] for given in place or [])
-    for name, addresses in {**wanted, **({SUPERVISOR: wanted.get(SUPERVISOR, "")} if wanted else {})}.items():
+    if wanted and not (folder / SUPERVISOR / "certificate.pem").exists():
+        wanted.setdefault(SUPERVISOR, "")  # later only by name: else its addresses would be lost
+    for name, addresses in wanted.items():
         made = authority.issue(name, [one for one in addresses.split(",") if one], days, renew=renew)
         if name != SUPERVISOR:
             share_credentials(folder, [name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,8 @@ def place(
         layout = msgspec.structs.replace(
             layout, orchestrator=msgspec.structs.replace(layout.orchestrator, address=orchestrator)
         )
+    if not layout.places[name].endpoint[1]:
+        raise Refused(f'{name} needs an address: address = "HOST:PORT" in its table of the deployment file')
     folder, secrets = _folder(layout, name, data), _keys(layout, name, keys)
     if role is not None:
         _run(
@@ -126,19 +129,17 @@ def up_places(
     data: Path,
     log_format: str,
     log_level: str,
-    port: int,
-    suspect: float,
-    dead: float,
+    settings: Sequence[str],
     until_done: bool,
     until_input_ends: bool,
 ) -> None:
-    """Run all processes of a deployment on this machine, each place in a directory of its own."""
+    """Run all processes of a deployment on this machine, each place in a directory of its own. `settings`: options of
+    the orchestrator."""
     LogSettings("up", log_format, log_level)  # an error in it is reported once, and not by every process
     layout, addresses, keys = prepare(file, data)
     load_job(job_of(layout, file))
     own = orchestrator_data(layout, data)
     log = ["--log-format", log_format, "--log-level", log_level]
-    settings = ["--port", str(port), "--suspect", str(suspect), "--dead", str(dead)]
     there = all_processes(layout, file, data, addresses, keys, log, settings)
     echo(f"the orchestrator is in {own}: whimbrel status --data {own}")
     if until_input_ends:

@@ -110,7 +110,8 @@ def orchestrator(
     if deployment is not None:
         from whimbrel.deploy.places import orchestrator_of
 
-        make = orchestrator_of(deployment, addresses, data, keys, port, suspect, dead)
+        lost = _names(accept_loss) if accept_loss else []
+        make = orchestrator_of(deployment, addresses, data, keys, port, suspect, dead, lost)
         run_process(make, log, until_input_ends, private=True)
         return
     if job is None:
@@ -230,7 +231,27 @@ def up(
             raise Refused(f"the deployment file names the job, so {job} is one too many: leave it out")
         from whimbrel.cli.places import up_places
 
-        up_places(deployment, data, log_format, log_level, port, suspect, dead, until_done, until_input_ends)
+        changed = {
+            "--sites": sites != "cloud,edge-1",
+            "--links": links != "ideal",
+            "--trigger": trigger != TRIGGER,
+            "--host": host != MICRO_BATCH,
+            "--keep": keep,
+            "--max-backlog": max_backlog != 200_000,
+            "--store": store is not None,
+            "--save-every": save_every != SAVE_EVERY,
+            "--reserve": reserve != RESERVE,
+            "--durability": durability != PROCESS,
+            "--no-restore": no_restore,
+            "--restore-to": restore_to is not None,
+            "--certificate": certificate is not None or key is not None or ca is not None,
+        }
+        if any(changed.values()):
+            name = next(name for name, is_given in changed.items() if is_given)
+            raise Refused(f"{name} cannot be combined with --deployment: the deployment file says what it can be")
+        settings = ["--port", str(port), "--suspect", str(suspect), "--dead", str(dead)]
+        settings += ["--accept-loss", accept_loss] if accept_loss else []
+        up_places(deployment, data, log_format, log_level, settings, until_done, until_input_ends)
         return
     if job is None:
         raise Refused("nothing to run: give the file that makes the pipeline, or --deployment FILE")

@@ -247,6 +247,15 @@ class _Reader:
                 self._refuse((*others, "address"), f"{_named(others)} has the address of {_named(keys)}: {one.address}")
             if one.data is not None and one.data == other.data:
                 self._refuse((*others, "data"), f"{_named(others)} has the directory of {_named(keys)}: {one.data}")
+        for (keys, one), (others, other) in combinations(entries.items(), 2):
+            (host, port), (there, next_to) = one.endpoint, other.endpoint
+            first, second = sorted([(port, PORTS if len(keys) > 1 else 1), (next_to, PORTS if len(others) > 1 else 1)])
+            if host == there and port and next_to and second[0] < first[0] + first[1]:
+                self._refuse(
+                    (*others, "address"),
+                    f"{_named(others)} and {_named(keys)} share ports: a place has {PORTS}, {one.address} and "
+                    f"{other.address} lie too close",
+                )
 
     def _links(self, places: list[str]) -> dict[tuple[str, str], str]:
         given = self._table(("links",))

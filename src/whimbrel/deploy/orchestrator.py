@@ -104,6 +104,8 @@ class RemoteControl(Control):
         )
         self._greeted: dict[str, str | None] = {}
         """By name: the life in which it was last initialised."""
+        self._seen: dict[str, str | None] = {}
+        """The same of the gateways."""
         self._buried: set[str] = set()
         self._looked = time.monotonic()
         self._suspect = suspect
@@ -178,8 +180,8 @@ class RemoteControl(Control):
     def look_after(self) -> None:
         """Initialise restarted processes, and stop instances that run where they must not."""
         for gateway in self.gateways.values():
-            if gateway.peer.life != self._greeted.get(gateway.peer.name):
-                self._greeted[gateway.peer.name] = gateway.peer.life
+            if gateway.peer.life != self._seen.get(gateway.peer.name):
+                self._seen[gateway.peer.name] = gateway.peer.life
                 self.chores.forget_sent("")
         for name, site in self.sites.items():
             with suppress(Retry):  # it is unreachable now: retried in the next period

@@ -12,13 +12,15 @@ placement that it has last sent.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from whimbrel.core import wire
-from whimbrel.core.errors import Retry, Stale, Unavailable, UnknownName
+from whimbrel.core.errors import Refused, Retry, Stop, Unavailable, UnknownName
 from whimbrel.core.link import Link
 from whimbrel.core.names import gateway_role, site_role
 from whimbrel.deploy.deployment import TRIGGER
@@ -27,9 +29,11 @@ from whimbrel.deploy.layout import Layout, homes_of
 from whimbrel.deploy.life import new_life
 from whimbrel.deploy.site import SiteProcess
 from whimbrel.gateway.clock import wall_us
+from whimbrel.log.backoff import Backoff
 from whimbrel.log.disk import RESERVE
 from whimbrel.log.durability import is_power
 from whimbrel.log.folder import Logs
+from whimbrel.log.kept import kept
 from whimbrel.log.lock import lock_role
 from whimbrel.log.private import make_folder
 from whimbrel.orchestrator.directory import claim_directory
@@ -50,6 +54,7 @@ from whimbrel.transport.server import ReceiverServer
 from whimbrel.transport.sockets import Dialer, EventLoop
 from whimbrel.transport.spool import RECORDS, STATE, OutgoingSpool, Owner
 
+LOGGER = logging.getLogger("whimbrel.deploy")
 MAX_BACKLOG = 200_000
 """Records in an inbox above which a place takes in nothing."""
 
@@ -84,6 +89,18 @@ class Place(NamedTuple):
         """The files for calls to and from the orchestrator."""
         return Tls(self.keys / "certificate.pem", self.keys / "key.pem", self.keys / "ca.pem")
 
+    @property
+    def fixed(self) -> tuple[list[str], dict[str, Any]]:
+        """What no start may change, and all places must agree on: the places, and by stage the homes of keys."""
+        homes = homes_of(self.pipeline, self.layout)
+        return list(self.layout.places), {stage: found.encode() for stage, found in sorted(homes.items())}
+
+    @property
+    def deployment(self) -> str:
+        """The name of the deployment in spools and greetings: its pipeline, its authority, and what is fixed."""
+        digest = crc32(wire.canonical(self.fixed))
+        return f"{self.pipeline.name}/{Identity.of(self.keys).authority()}/{digest:08x}"
+
     def orchestrator(self, role: str) -> OrchestratorPort:
         """The orchestrator, for a role of this place."""
         url = f"https://{self.layout.orchestrator.address}"
@@ -96,22 +113,35 @@ class Place(NamedTuple):
             if there != self.name:
                 connect_to[there] = Dialer(loop, identity, there, *entry.endpoint).connect
         links = {there: Link.parse(self.layout.link(self.name, there)) for there in connect_to}
-        deployment, folder = deployment_of(self.pipeline, self.keys), make_folder(self.data / "logs")
-        return Routes(deployment, self.name, kind, folder, connect_to, links, self.durable)
+        folder = make_folder(self.data / "logs")
+        return Routes(self.deployment, self.name, kind, folder, connect_to, links, self.durable)
 
     def spools(self, kind: str) -> dict[str, OutgoingSpool]:
         """By other place: the spool of a class, to look into it."""
-        deployment, folder = deployment_of(self.pipeline, self.keys), make_folder(self.data / "logs")
+        folder = make_folder(self.data / "logs")
         return {
-            there: spool_to(Owner(deployment, self.name, there, kind), folder, self.durable)
+            there: spool_to(Owner(self.deployment, self.name, there, kind), folder, self.durable)
             for there in self.layout.places
             if there != self.name
         }
 
 
-def deployment_of(pipeline: Pipeline, keys: Path) -> str:
-    """The name of a deployment in its spools: that of the pipeline and of the authority."""
-    return f"{pipeline.name}/{Identity.of(keys).authority()}"
+def check_fixed(data: Path, journal: GatewayJournal, place: Place) -> None:
+    """Raise `Refused` if a directory belongs to another place, or its deployment had other places or homes of keys at
+    its first start: keys would lose their state, without an error."""
+    now = wire.canonical((place.name, *place.fixed))
+    before = journal.load("place")
+    if before is None:
+        journal.save("place", now)
+    elif before != now:
+        name, places, _ = wire.unpack(before, tuple[str, list[str], Any])
+        raise Refused(
+            f"{data} belongs to place {name!r} of a deployment of {', '.join(places)}, and not to place "
+            f"{place.name!r} of {', '.join(place.layout.places)}: give each place its own directory"
+            if (name, places) != (place.name, list(place.layout.places))
+            else f"{data} was first started with other homes of keys: they are fixed; put the deployment file back, or "
+            "start with new directories"
+        )
 
 
 class PlaceGateway(GatewayProcess):
@@ -125,6 +155,7 @@ class PlaceGateway(GatewayProcess):
         self.journal = GatewayJournal(data / GATEWAY_JOURNAL, place.durable)
         stages, places = [stage.name for stage in pipeline.stages], list(place.layout.places)
         claim_directory(data, self.journal, pipeline.name, stages, places)
+        check_fixed(data, self.journal, place)
         self.logs, self._loop = Logs(make_folder(data / "logs"), place.durable), EventLoop()
         self._routes = place.routes(RECORDS, self._loop)
         self._messages = place.spools(STATE)
@@ -142,8 +173,7 @@ class PlaceGateway(GatewayProcess):
             around=Neighbourhood(place.name, places, homes_of(pipeline, place.layout), self._routes, self._messages),
         )
         reception = Reception(place.name, self.role.flows, self.logs, lambda: self.role.is_full(MAX_BACKLOG))
-        deployment = deployment_of(pipeline, place.keys)
-        self._receiver = Receiver(place.name, deployment, reception.log_of, reception.may_append)
+        self._receiver = Receiver(place.name, place.deployment, reception.log_of, reception.may_append)
         self._port: ReceiverServer | None = None
         host, first = place.endpoint
         self._serve(credential(place.keys, role), place.tls, host, first + 1)
@@ -175,6 +205,8 @@ class PlaceSite(SiteProcess):
         self._life, role = new_life(), site_role(name)
         self._lock = lock_role(data, f"site-{name}")
         self._decided = JournalReader(data / GATEWAY_JOURNAL)
+        self._stopping = threading.Event()
+        self._resuming = threading.Thread(target=self._resume, name="resuming", daemon=True)
         self._stages = [stage.name for stage in pipeline.stages]
         self.logs, self._loop = Logs(make_folder(data / "logs"), place.durable), EventLoop()
         self.links = Neighbours(place.routes(STATE, self._loop), self._place_of, self.logs.inbox)
@@ -188,9 +220,22 @@ class PlaceSite(SiteProcess):
         """Run what ran here, send heartbeats, serve calls."""
         self.site.place(self._remembered())
         super().start()
-        for instance in [name for name, place in self.site.places.items() if place == self.site.name]:
-            with suppress(Retry, Stale):  # the site reports it, and the orchestrator starts it again
-                self.site.start(instance, wait=False)
+        self._resuming.start()
+
+    def _resume(self) -> None:
+        """Start what ran here, each instance until it succeeds: the orchestrator may be away for long."""
+        left = [name for name, place in self.site.places.items() if place == self.site.name]
+        backoff = Backoff(f"starting the instances of {self.site.name}", LOGGER)
+        while left and not self._stopping.is_set():
+            try:
+                self.site.start(left[0], wait=False)
+                left.pop(0)
+                backoff.succeeded()
+            except Stop as error:  # the others start all the same
+                kept(LOGGER, f"{left.pop(0)} at {self.site.name} cannot be started", error)
+            except Retry as error:
+                left.append(left.pop(0))
+                self._stopping.wait(backoff.failed(error))
 
     def _remembered(self) -> dict[str, str]:
         """The placement that the orchestrator has last sent to this place."""
@@ -207,5 +252,8 @@ class PlaceSite(SiteProcess):
         return self.site.places[instance]
 
     def _ends(self) -> Iterator[Callable[[], object]]:
+        yield self._stopping.set
+        if self._resuming.is_alive():
+            yield self._resuming.join
         yield from super()._ends()
         yield self._loop.close

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from whimbrel.core.errors import Refused
@@ -21,12 +21,21 @@ GATEWAY, SITE = "gateway", "site"
 
 
 def orchestrator_of(
-    file: Path, addresses: Path | None, data: Path, keys: Path | None, port: int, suspect: float, dead: float
+    file: Path,
+    addresses: Path | None,
+    data: Path,
+    keys: Path | None,
+    port: int,
+    suspect: float,
+    dead: float,
+    accept_loss: Collection[str] = (),
 ) -> Callable[[], OrchestratorProcess]:
     """A function that makes the orchestrator of a deployment file."""
     layout = read_layout(file, addresses)
     if layout.store is not None:
         raise Refused(f"{file}: a central store serves one place only at present; leave [store] out")
+    if not layout.orchestrator.endpoint[1]:
+        raise Refused(f'{file}: the orchestrator needs an address: [orchestrator] address = "HOST:PORT"')
     folder = keys if keys is not None else Path(layout.tls.folder) / SUPERVISOR if layout.tls is not None else None
     if folder is None:
         raise Refused("the orchestrator needs its certificate: give --keys DIR; `whimbrel certificates` makes it")
@@ -46,6 +55,7 @@ def orchestrator_of(
             suspect=suspect,
             dead=dead,
             tls=tls_in(folder),
+            accept_loss=accept_loss,
             homes=homes_of(pipeline, layout),
             links={pair: link for pair, link in layout.links.items() if pair == tuple(sorted(pair))},
             keys=folder,

@@ -55,8 +55,14 @@ class Chores:
                 self._sent.pop(who, None)
 
     def _place_stages(self) -> None:
+        away: Retry | None = None
         for stage, control in self._stages.items():
-            self._gateway.place(stage, dict(control.coordinator.sites))
+            try:
+                self._gateway.place(stage, dict(control.coordinator.sites))
+            except Retry as error:  # one of several gateways: the others need the other stages, too
+                away = error
+        if away is not None:
+            raise away
 
     def forget_sent(self, who: str) -> None:
         """A site, or the gateway (the empty name), has restarted and needs the placement again."""

@@ -111,6 +111,8 @@ class StageControl:
     def see_off(self) -> None:
         """Remove the leaving instances whose inbox is applied and whose results are delivered."""
         idle = self.instances.idle()
+        if idle and not self._reach.shares_disk and not all(site.is_idle() for site in self._reach.sites.values()):
+            return  # what is in transit to or from it could be appended nowhere, and would hold up what is behind it
         if idle and self._reach.gateway.save(self.name):  # after `idle`: no replay will name them
             spoken = [name for name in idle if self.has_applied(name)]
             self.instances.see_off(*(n for n in spoken if self._reach.gateway.has_delivered(self.name, n)))

@@ -77,16 +77,16 @@ class Receiver:
         return Welcome(VERSION, self.place)
 
     def append_all(self, caller: str, first: int, blobs: Sequence[bytes]) -> None:
-        """Append consecutive entries of a caller's spool, those before the first that is refused in any case.
+        """Append consecutive entries of a caller's spool, those before the first that cannot be in any case.
 
         Runs of entries for the same log are appended together.
         """
         good: list[Outgoing] = []
-        refused: Refused | None = None
+        refused: Refused | Retry | None = None
         for position, blob in enumerate(blobs, first):
             try:
                 good.append(self._checked(caller, position, blob))
-            except Refused as error:
+            except (Refused, Retry) as error:
                 refused = error
                 break
         for name, run in groupby(good, lambda one: one.log):
