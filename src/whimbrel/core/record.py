@@ -340,8 +340,7 @@ class Evicted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a part has refused a whole message of a move: the message is damaged, it was written by a newer version,
-    or its states do not match the operator of this part."""
+    """Notice: a part has refused a message of a move: it is damaged, newer, or does not fit the operator."""
 
     move: str
     instance: str
@@ -351,8 +350,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):
-    """Notice: a router cannot replay the part of its log that a restoration needs. It has refused RESTORE, or never
-    appended it: the keys have no owner."""
+    """Notice: a router cannot replay what a restoration needs, and has refused RESTORE: the keys have no owner."""
 
     move: str
     router: str
