@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ def names(folder: Path) -> list[str]:
 
 def batch(*rows: dict[str, Any]) -> Any:
     common = {"_part": 0, "_to": "b", "_count": 1, "_body": b"", "_file": ""}
-    return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist([{**common, **row} for row in rows]))
+    return [{**common, **row} for row in rows]
 
 
 def test_only_what_is_large_is_left_and_only_where_there_is_a_folder(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_the_sink_carries_out_what_was_left_as_if_it_had_come(tmp_path: Path, fa
     left = nearby.leave(body)
     nearby.leave(BIG + b"of a try that failed")
     inbox, outbox = MemoryLog(), MemoryLog()
-    sink = Sink(lambda: "a@1", outbox, lambda name: inbox, nearby=nearby)
+    sink = Sink(lambda: "a@1", outbox, lambda name: inbox, nearby=nearby, rows_of=list)
     large = {"_kind": MESSAGES, "_file": left, "_body": b"" if left else body}
     small = {"_part": 1, "_kind": MESSAGES, "_body": wire.encode([(Kind.PARCEL, 4, b"small")])}
     sink.append(batch(small, large, {"_kind": OUTGOING, "_body": said}), 7)

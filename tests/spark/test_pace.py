@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -214,13 +213,13 @@ def batch(*rows: tuple[int, Kind | None]) -> Any:
         else {"_part": part, "_kind": URGENT, "_body": b"", **same}
         for part, kind in rows
     ]
-    return SimpleNamespace(toArrow=lambda: pa.Table.from_pylist(made))
+    return made
 
 
 def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
     told: list[bool] = []
     inbox = MemoryLog()
-    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, urge=told.append)
+    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, urge=told.append, rows_of=list)
     batches: list[list[tuple[int, Kind | None]]] = [
         [(0, Kind.WAKE)],
         [(0, None), (1, None)],
@@ -238,7 +237,7 @@ def test_an_instance_hurries_as_long_as_one_of_its_parts_does() -> None:
 
 def test_nobody_waits_for_a_nudge() -> None:
     inbox = MemoryLog()
-    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox)
+    sink = Sink(lambda: "a@1", MemoryLog(), lambda name: inbox, rows_of=list)
     sink.append(batch((0, Kind.WAKE), (1, Kind.WAKE)), 0)
     assert (inbox.tail(Lane.CONTROL), inbox.backlog(0, Lane.CONTROL)) == (1, 0)
     sink.append(batch((0, Kind.WAKE), (1, Kind.FETCH)), 1)

@@ -74,7 +74,9 @@ class Model(RuleBasedStateMachine):
         if made is not None:
             assert made > self.last
             self.last = made
-            self.checkpoints[made] = dict(self.newest), min(self.reached[part] for part in needed)
+            # All that the last one has belongs to it as well.
+            before = max(self.checkpoints.items(), default=(0, ({}, -1)))[1][1]
+            self.checkpoints[made] = dict(self.newest), max(before, min(self.reached[part] for part in needed))
             self.fresh.clear()
 
     @rule(keep=st.integers(1, 3), slack=st.sampled_from([0.0, 0.5, 1.0]), dies_at=st.integers(0, 12))

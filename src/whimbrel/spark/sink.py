@@ -37,13 +37,15 @@ class Sink:
         ranges: Ranges = lambda batch_id: ({}, {}),
         operator: str = "the operator",
         synced: Callable[[], None] = lambda: None,
+        rows_of: Callable[[Any], list[dict[str, Any]]] = collected,
     ) -> None:
         """`appended` is called after each batch with output, `urge` with whether any of its parts is urgent.
         `nearby`: the folder for large blobs. `operator`: its name, for errors. `synced` is called before
-        anything is appended: with durability "power" it fsyncs the checkpoint of the batch."""
+        anything is appended: with durability "power" it fsyncs the checkpoint of the batch. `rows_of`: the rows of a
+        batch."""
         self._carrier = Carrier(writer, outbox, inbox_of, operator)
         self._ranges, self._synced = ranges, synced
-        self._appended, self._urge = appended, urge
+        self._appended, self._urge, self._rows_of = appended, urge, rows_of
         self._nearby = nearby
         self._urgent: set[int] = set()
 
@@ -65,7 +67,7 @@ class Sink:
 
     def _rows(self, batch: DataFrame) -> list[Any]:
         """A batch's rows, by part. Through Arrow: `collect` handles bytes as text, which is five times slower."""
-        rows = [SimpleNamespace(**row) for row in collected(batch)]
+        rows = [SimpleNamespace(**row) for row in self._rows_of(batch)]
         for row in rows:
             row._body = self._nearby.blob(row._body, row._file)
         self._nearby.sweep()  # safe: Spark replays a batch from its source on
