@@ -219,7 +219,7 @@ def test_an_instance_that_lost_its_checkpoint_does_not_take_what_an_undone_move_
     house.send(100)
     house.control.chores.renew("sum-2")
     house.batch("sum-2")
-    until(lambda: house.is_exact() and handle.migrations[0].is_over, "every result once")
+    until(lambda: house.is_exact() and not house.stage.coordinator.open, "every result once, and the move is undone")
     assert house.run(house.control.orders.migrate("sum", to="edge-1", protocol="live")).phase == "done"
     house.send(1000)
     until(house.is_exact, "every result once")
