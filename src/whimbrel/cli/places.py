@@ -26,10 +26,10 @@ from whimbrel.deploy.places import (
     orchestrator_data,
     prepare,
     processes_of,
-    tls_in,
 )
 from whimbrel.deploy.up import supervise
 from whimbrel.host.contract import MICRO_BATCH
+from whimbrel.rpc.tls import Tls
 
 DeploymentFile = Annotated[Path, typer.Option(help="The deployment file, the same at all places.")]
 Addresses = Annotated[Path | None, typer.Option(hidden=True)]
@@ -144,4 +144,4 @@ def up_places(
     echo(f"the orchestrator is in {own}: whimbrel status --data {own}")
     if until_input_ends:
         threading.Thread(target=end_with_input, name="parent", daemon=True).start()
-    supervise(there, echo, finished(own, tls_in(keys / SUPERVISOR)) if until_done else lambda: False)
+    supervise(there, echo, finished(own, Tls.of(keys / SUPERVISOR)) if until_done else lambda: False)

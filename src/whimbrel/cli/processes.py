@@ -29,9 +29,6 @@ from whimbrel.rpc.tls import Tls, tls_of
 
 PIPELINE = "The Python file that makes the pipeline: job.py, or job.py:name."
 Job = Annotated[str, typer.Option(help=PIPELINE)]
-OptionalJob = Annotated[
-    str | None, typer.Option(help="The Python file that makes the pipeline: job.py, or job.py:name.")
-]
 Data = Annotated[Path, typer.Option(help="The directory that all processes of the deployment share.")]
 Sites = Annotated[str, typer.Option(help="The sites, separated by commas; all keys start at the first.")]
 Links = Annotated[str, typer.Option(help='The links between the sites, e.g. "delay=100ms,rate=20mbit".')]

@@ -87,7 +87,7 @@ class Place(NamedTuple):
     @property
     def tls(self) -> Tls:
         """The files for calls to and from the orchestrator."""
-        return Tls(self.keys / "certificate.pem", self.keys / "key.pem", self.keys / "ca.pem")
+        return Tls.of(self.keys)
 
     @property
     def fixed(self) -> tuple[list[str], dict[str, Any]]:

@@ -54,7 +54,7 @@ def orchestrator_of(
             port=port,
             suspect=suspect,
             dead=dead,
-            tls=tls_in(folder),
+            tls=Tls.of(folder),
             accept_loss=accept_loss,
             homes=homes_of(pipeline, layout),
             links={pair: link for pair, link in layout.links.items() if pair == tuple(sorted(pair))},
@@ -63,11 +63,6 @@ def orchestrator_of(
         )
 
     return make
-
-
-def tls_in(keys: Path) -> Tls:
-    """The certificate, key and authority in a folder that `whimbrel certificates` has made."""
-    return Tls(keys / "certificate.pem", keys / "key.pem", keys / "ca.pem")
 
 
 def job_of(layout: Layout, file: Path) -> str:

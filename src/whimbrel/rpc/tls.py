@@ -20,6 +20,11 @@ class Tls(NamedTuple):
     key: Path
     ca: Path
 
+    @classmethod
+    def of(cls, folder: Path) -> Tls:
+        """The files in a folder that `whimbrel certificates` has made."""
+        return cls(folder / "certificate.pem", folder / "key.pem", folder / "ca.pem")
+
     def client(self) -> ssl.SSLContext:
         """The TLS context of a client."""
         try:

@@ -6,7 +6,6 @@ else sends what its spools hold. Spools outlive the process: what one run has no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from whimbrel.log.private import below
 from whimbrel.transport.connection import Connect
 from whimbrel.transport.emulated import EmulatedLink
 from whimbrel.transport.spool import OutgoingSpool, Owner, RemoteLog
-from whimbrel.transport.threaded import ThreadedSender
+from whimbrel.transport.threaded import ThreadedSender, now_us
 
 
 class Routes:
@@ -43,7 +42,7 @@ class Routes:
         self._senders: dict[str, ThreadedSender] = {}
         for there, connect in connect_to.items():
             spool = spool_to(Owner(deployment, here, there, kind), folder, durable)
-            link = EmulatedLink(f"{here}->{there}", links[there], connect, _now_us)
+            link = EmulatedLink(f"{here}->{there}", links[there], connect, now_us)
             self._spools[there], self._links[there] = spool, link
             self._senders[there] = ThreadedSender(spool, link.connect)
 
@@ -104,7 +103,3 @@ def spool_to(owner: Owner, folder: Path, durable: bool = False) -> OutgoingSpool
     name = f"to-{owner.there}-{owner.kind}"
     log = EmbeddedLog(below(folder, f"{name}.db"), durable=durable)
     return OutgoingSpool(log, owner, large=LargeEntries(below(folder, name), durable))
-
-
-def _now_us() -> int:
-    return time.monotonic_ns() // 1000

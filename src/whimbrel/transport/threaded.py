@@ -44,12 +44,13 @@ class ThreadedSender:
         try:
             while not self._stopping.is_set():
                 appended.clear()
-                due_us = self.sender.step(_now_us())
-                appended.wait(LOOK if due_us is None else min(max(due_us - _now_us(), 0) / 1e6, LOOK))
+                due_us = self.sender.step(now_us())
+                appended.wait(LOOK if due_us is None else min(max(due_us - now_us(), 0) / 1e6, LOOK))
         except Exception as error:
             self.error = kept(LOGGER, f"sending to {self.sender.there} has stopped for good", error)
             self.sender.close()
 
 
-def _now_us() -> int:
+def now_us() -> int:
+    """The clock of senders and of the links that they go through."""
     return time.monotonic_ns() // 1000
